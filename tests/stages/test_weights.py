@@ -1,0 +1,161 @@
+"""What a plan keeps on the device: in full, as substitutes, or both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from torch.nn import functional
+
+from pipeline.residency import resident_bytes
+from stages.device import CpuDevice
+from stages.formats import BITS, FORMATS, head_format, substitute_bytes
+from stages.loading import OpenedModel
+from stages.placement import Placement
+from stages.progress import SilentProgress
+from stages.shapes import MatrixShape, ModelShape
+from stages.weights import Weights
+from tests import made
+
+NOWHERE = Placement(
+    resident=(),
+    substitute="int4",
+    slots=2,
+    slot_bytes=0,
+    head_rows=64,
+    context=64,
+    sessions=1,
+    tree_budget=12,
+    prefill_rows=16,
+)
+
+
+@pytest.fixture(scope="module", params=["llama", "gemma2"])
+def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One whose layers have the common shape, which joins matrices, and one whose have not."""
+    directory = tmp_path_factory.mktemp("made") / request.param
+    return made.make_model(directory, request.param, dtype=torch.float32)
+
+
+class Loaded:
+    """Weights, and what they were loaded from."""
+
+    def __init__(self, opened: OpenedModel, device: CpuDevice, weights: Weights) -> None:
+        self.opened, self.device, self.weights = opened, device, weights
+
+    @property
+    def shape(self) -> ModelShape:
+        return self.opened.shape
+
+    def full(self, name: str) -> torch.Tensor:
+        return self.opened.checkpoint.read(name).to(self.opened.dtype)
+
+
+@contextmanager
+def loaded(directory: Path, keep: str | None, **kind: Any) -> Iterator[Loaded]:
+    """`keep`: what is in the names of matrices that are resident; None: no matrix is."""
+    opened, device = OpenedModel(directory), CpuDevice()
+    names = [m.name for m in every(opened.shape) if keep is not None and keep in m.name]
+    placement = msgspec.structs.replace(NOWHERE, resident=tuple(names), **kind)
+    weights = Weights.load(
+        device, opened.checkpoint, opened.skeleton(), opened.shape, placement, SilentProgress()
+    )
+    try:
+        yield Loaded(opened, device, weights)
+    finally:
+        weights.close()
+        opened.close()
+        device.close()
+    assert device.memory.held == 0, device.memory.by_name
+
+
+def every(shape: ModelShape) -> list[MatrixShape]:
+    return [*shape.matrices(), shape.head]
+
+
+def forms_of(shape: ModelShape, form: str) -> dict[str, str]:
+    """The format that each matrix's substitute has."""
+    return {m.name: head_format(form) if m == shape.head else form for m in every(shape)}
+
+
+@pytest.mark.parametrize("keep", ["", "mlp", "k_proj"])
+@pytest.mark.parametrize("low", [False, True])
+def test_resident_matrices_have_substitutes_as_well_where_the_plan_says_so(
+    model: Path, keep: str, low: bool
+) -> None:
+    with loaded(model, keep, low_resident=low) as made_of:
+        weights, shape = made_of.weights, made_of.shape
+        kept = {m.name for m in every(shape) if keep in m.name}
+        for name in kept:
+            assert torch.equal(weights.resident[name], made_of.full(name)), "held in full"
+        assert kept == {m.name for m in every(shape)} & weights.resident.keys()
+        substituted = [name for names in weights.substitutes for name in names]
+        assert len(substituted) == len({*substituted})
+        assert {*substituted} == {m.name for m in every(shape) if low or m.name not in kept}
+
+
+@pytest.mark.parametrize("keep", [None, "", "mlp"])
+@pytest.mark.parametrize("low", [False, True])
+def test_what_is_held_is_what_the_planner_counts(model: Path, keep: str | None, low: bool) -> None:
+    with loaded(model, keep, low_resident=low, substitute="int3") as made_of:
+        shape, held = made_of.shape, made_of.device.memory.by_name
+        forms = forms_of(shape, "int3")
+        kept = {m.name for m in every(shape) if keep is not None and keep in m.name}
+        assert held.get("resident", 0) == sum(
+            resident_bytes(m, shape.compute_itemsize) for m in every(shape) if m.name in kept
+        )
+        low_bit = sum(
+            substitute_bytes((m.rows, m.cols), forms[m.name])
+            for m in every(shape)
+            if low or m.name not in kept
+        )
+        assert held.get("substitutes", 0) == low_bit
+        assert sum(one.nbytes for one in made_of.weights.substitutes.values()) == low_bit
+
+
+def test_the_drafter_multiplies_by_substitutes_of_what_is_resident(model: Path) -> None:
+    """Also where matrices are joined; and as the compiled part does, if there is one."""
+    with loaded(model, "", low_resident=True, substitute="int8") as made_of:
+        weights = made_of.weights
+        assert weights.substitutes
+        for names, substitute in weights.substitutes.items():
+            whole = torch.cat([weights.resident[name] for name in names])
+            x = torch.randn(3, whole.shape[1])
+            found, right = weights.product(*names)(x), functional.linear(x, whole)
+            assert torch.equal(found, substitute.matmul(x))
+            error = float((found - right).norm() / right.norm())
+            assert 0 < error < 0.05, "near it, but not it"
+            assert weights.compiled(*names) is substitute.compiled
+
+
+def test_without_them_it_multiplies_by_what_is_resident(model: Path) -> None:
+    with loaded(model, "") as made_of:
+        weights = made_of.weights
+        assert not weights.substitutes
+        for matrix in every(made_of.shape):
+            x = torch.randn(3, matrix.cols)
+            right = functional.linear(x, weights.resident[matrix.name])
+            assert torch.equal(weights.product(matrix.name)(x), right)
+            assert weights.compiled(matrix.name) is None
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_head_has_at_least_six_bits(model: Path, form: str) -> None:
+    with loaded(model, None, substitute=form) as made_of:
+        shape = made_of.shape
+        sizes = {
+            other: substitute_bytes((shape.head.rows, shape.head.cols), other) for other in FORMATS
+        }
+        nbytes = made_of.weights.substitutes[(shape.head.name,)].nbytes
+        assert nbytes == sizes[form if BITS[form] >= 6 else "int6"]
+        first = shape.layers[0].matrices[0]
+        ((names, layer),) = (
+            found for found in made_of.weights.substitutes.items() if first.name in found[0]
+        )
+        rows = sum(m.rows for m in shape.matrices() if m.name in names)
+        assert layer.nbytes == substitute_bytes((rows, first.cols), form)
