@@ -1,0 +1,220 @@
+"""The family of plans that the planner chooses from, each with what it charges.
+
+A candidate is a format (or none), the size of a tree, a number of slots and a rung of a residency
+ladder. The family depends on the model and on what is asked for, never on the budget; whole rows of
+logits are added to each as far as the budget goes, up to those of the largest tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from pipeline.claims import (
+    Allowances,
+    Claim,
+    TreeSize,
+    draft_rows,
+    logit_row_bytes,
+    pack_rows,
+    work_claims,
+)
+from pipeline.residency import Ladder, Rung, caps, climb, resident_bytes
+from stages.formats import head_format, substitute_bytes
+from stages.placement import Placement
+from stages.shapes import ModelShape
+
+RESIDENT, LOOKUP, PLAIN = "resident", "lookup", "plain"
+RESIDENT_LOOKUP = "resident with lookup"
+_HELD = {LOOKUP: RESIDENT_LOOKUP}
+
+
+class Job:
+    """What is asked for, the model in canonical order; and its ladders, climbed once each."""
+
+    def __init__(
+        self, shape: ModelShape, context: int, sessions: int, allowances: Allowances
+    ) -> None:
+        self.shape, self.allowances = shape, allowances
+        self.context, self.sessions = context, sessions
+        self._ladders: dict[str | None, tuple[Ladder, ...]] = {}
+
+    def smaller(self, context: int, sessions: int) -> Job:
+        """The same model for another context and number of sessions."""
+        other = Job(self.shape, context, sessions, self.allowances)
+        other._ladders = self._ladders  # they depend on neither
+        return other
+
+    def ladders(self, form: str | None) -> tuple[Ladder, ...]:
+        """Every ladder of one format."""
+        form = None if form == LOOKUP else form
+        if form not in self._ladders:
+            self._ladders[form] = tuple(_ladders(self.shape, form))
+        return self._ladders[form]
+
+    def trees(self, form: str | None) -> tuple[TreeSize, ...]:
+        """Trees to try with a format, the smallest first; without one nothing is drafted."""
+        if form is None:
+            return (TreeSize(),)
+        if form == LOOKUP:
+            return (TreeSize(self.allowances.lookup_depth, 1),)
+        width = self.allowances.width
+        return tuple(TreeSize(depth, width, True) for depth in sorted(self.allowances.depths))
+
+    def work(self, tree: TreeSize, head_rows: int, logit_rows: int = 1) -> tuple[Claim, ...]:
+        """The claims that do not depend on which weights are resident."""
+        return work_claims(
+            self.shape,
+            self.allowances,
+            context=self.context,
+            sessions=self.sessions,
+            tree=tree,
+            head_rows=head_rows,
+            logit_rows=logit_rows,
+        )
+
+
+class Candidate(NamedTuple):
+    """One plan that could be. `form` is a format, LOOKUP (no substitutes, but drafts) or None (no
+    drafts); `nbytes` is the sum of its claims."""
+
+    job: Job
+    form: str | None
+    tree: TreeSize
+    slots: int
+    ladder: Ladder | None  # None: all weights resident
+    step: int  # which rung of the ladder
+    rung: Rung
+    logit_rows: int
+    nbytes: int
+
+    @property
+    def family(self) -> str:
+        """The format, or what is done without one."""
+        if self.ladder is None:
+            return RESIDENT if self.form is None else _HELD.get(self.form, self.form)
+        return self.form or PLAIN
+
+    @property
+    def substitute(self) -> str | None:
+        """The format of its substitutes, if it has any."""
+        return None if self.form == LOOKUP else self.form
+
+
+def _low_bit(shape: ModelShape, form: str | None) -> dict[str, int]:
+    """Bytes of each matrix's substitute, by name."""
+    matrices = [*shape.matrices(), shape.head]
+    if form is None:
+        return {matrix.name: 0 for matrix in matrices}
+    forms = {shape.head.name: head_format(form)}
+    return {m.name: substitute_bytes((m.rows, m.cols), forms.get(m.name, form)) for m in matrices}
+
+
+def _ladders(shape: ModelShape, form: str | None) -> Iterator[Ladder]:
+    low_bit = _low_bit(shape, form)
+    for cap in caps(shape):
+        for head_resident in (False, True):
+            for low in (False, True) if form else (False,):
+                yield climb(shape, cap, head_resident=head_resident, substitute=low_bit, low=low)
+
+
+def _total(claims: tuple[Claim, ...]) -> int:
+    return sum(claim.nbytes for claim in claims)
+
+
+def held(job: Job, form: str | None, budget: int) -> Iterator[Candidate]:
+    """Every candidate of one format that keeps every weight, without a ring, and fits the budget.
+
+    What is drafted is drafted with substitutes all the same: they are quicker.
+    """
+    rung = _whole(job, form)
+    row = logit_row_bytes(job.shape, job.sessions)
+    for tree in job.trees(form):
+        nbytes = _total(job.work(tree, job.shape.vocab)) + rung.fixed_bytes
+        if nbytes <= budget:
+            more = min(tree.nodes, (budget - nbytes) // row)
+            yield Candidate(job, form, tree, 0, None, 0, rung, 1 + more, nbytes + more * row)
+
+
+def _whole(job: Job, form: str | None) -> Rung:
+    matrices = [*job.shape.matrices(), job.shape.head]
+    resident = sum(resident_bytes(m, job.shape.compute_itemsize) for m in matrices)
+    low = sum(_low_bit(job.shape, None if form == LOOKUP else form).values())
+    return Rung(resident, 0, low, 0, 0, 0, 0, 0)
+
+
+def streaming(job: Job, form: str | None, budget: int) -> Iterator[Candidate]:
+    """Every candidate of one format that streams something and fits the budget."""
+    row = logit_row_bytes(job.shape, job.sessions)
+    for ladder in job.ladders(form):
+        works = [(tree, _total(job.work(tree, ladder.head_rows))) for tree in job.trees(form)]
+        for step, rung in enumerate(ladder.rungs):
+            for slots in job.allowances.slots:
+                for tree, work in works:
+                    nbytes = work + rung.fixed_bytes + slots * rung.slot_bytes
+                    if nbytes <= budget:
+                        more = min(tree.nodes, (budget - nbytes) // row)
+                        yield Candidate(
+                            job,
+                            form,
+                            tree,
+                            slots,
+                            ladder,
+                            step,
+                            rung,
+                            1 + more,
+                            nbytes + more * row,
+                        )
+
+
+def smallest(job: Job, forms: tuple[str | None, ...]) -> int:
+    """Bytes of the smallest candidate of these formats, or of the one that holds all.
+
+    Small trees, the fewest slots and one row of logits will do here: more only adds.
+    """
+    whole = _whole(job, None).fixed_bytes + _total(job.work(TreeSize(), job.shape.vocab))
+    found, slots = whole, min(job.allowances.slots)
+    for form in forms:
+        for ladder in job.ladders(form):
+            weights = min(rung.fixed_bytes + slots * rung.slot_bytes for rung in ladder.rungs)
+            found = min(found, weights + _total(job.work(job.trees(form)[0], ladder.head_rows)))
+    return found
+
+
+def claims(candidate: Candidate) -> tuple[Claim, ...]:
+    """What the candidate charges, in order; nothing that costs nothing."""
+    job, _, tree, slots, ladder, _, rung, logit_rows, _ = candidate
+    head_rows = ladder.head_rows if ladder is not None else job.shape.vocab
+    streams_head = ladder is not None and not ladder.head_resident
+    head = _low_bit(job.shape, candidate.substitute)[job.shape.head.name] if streams_head else 0
+    charged = (
+        *job.work(tree, head_rows, logit_rows),
+        Claim("ring", slots * rung.slot_bytes),
+        Claim("decode buffer", rung.decode_bytes),
+        Claim("substitutes", rung.substitute_bytes - head),
+        Claim("low-bit head", head),
+        Claim("resident weights", rung.resident_bytes),
+    )
+    return tuple(claim for claim in charged if claim.nbytes)
+
+
+def placement(candidate: Candidate) -> Placement:
+    """What the stages are told of the candidate."""
+    job, _, tree, slots, ladder, step, rung, logit_rows, _ = candidate
+    every = [m.name for layer in job.shape.layers for m in layer.matrices] + [job.shape.head.name]
+    kept = set(every) if ladder is None else ladder.resident(step)
+    low = candidate.substitute is not None and (ladder is None or ladder.low)
+    return Placement(
+        resident=tuple(name for name in every if name in kept),
+        substitute=candidate.substitute,
+        slots=slots,
+        slot_bytes=rung.slot_bytes,
+        head_rows=job.shape.vocab if ladder is None else ladder.head_rows,
+        context=job.context,
+        sessions=job.sessions,
+        tree_budget=tree.nodes,
+        prefill_rows=pack_rows(job.context, job.allowances),
+        logit_rows=logit_rows,
+        low_resident=low and bool(kept),
+        draft_rows=draft_rows(tree, job.allowances),
+    )
