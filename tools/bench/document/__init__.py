@@ -1,0 +1,1 @@
+"""`report`: results from JSON files as one Markdown document with pictures."""
