@@ -38,6 +38,12 @@ def bitsandbytes() -> Any:
     return functions
 
 
+def levels() -> torch.Tensor:
+    """nf4's 16 levels from -1 to 1, as bitsandbytes has them."""
+    known: torch.Tensor = bitsandbytes().get_4bit_type("nf4", device="cpu")
+    return known
+
+
 class Kernel(Protocol):
     """A matrix of `shape` (rows, cols); `stored` rows, a multiple of 8, in whole groups."""
 
@@ -45,8 +51,8 @@ class Kernel(Protocol):
 
     def __init__(self, shape: tuple[int, int], stored: int) -> None: ...
 
-    def put(self, start: int, packed: torch.Tensor, state: Any) -> None:
-        """Rows from `start` on, multiples of 8: what bitsandbytes' quantize_4bit gives of them."""
+    def put(self, start: int, codes: torch.Tensor, scales: torch.Tensor) -> None:
+        """Rows from `start` on, multiples of 8: codes (rows, cols) uint8, scales (rows, groups)."""
         ...
 
     def matmul(self, x: torch.Tensor) -> torch.Tensor:
@@ -67,16 +73,13 @@ class CompiledKernel:
         self.compiled = Packed("nf4", shape, self._blocks)
         self.nbytes = self._blocks.nbytes
 
-    def put(self, start: int, packed: torch.Tensor, state: Any) -> None:
+    def put(self, start: int, codes: torch.Tensor, scales: torch.Tensor) -> None:
         """See Kernel."""
-        bits = packed.view(-1, 1)
-        # The first of two is in the upper half.
-        codes = torch.cat((bits >> 4, bits & 15), dim=1).view(state.shape)
         count, first = codes.shape[0] // BLOCK, start // BLOCK
         blocks = self._blocks[first : first + count]
         blocks[..., : -4 * BLOCK] = pack_codes(codes, 4)
-        scales = (state.absmax / LEVELS[-1]).view(count, BLOCK, -1).transpose(1, 2).contiguous()
-        blocks[..., -4 * BLOCK :] = scales.view(torch.uint8)
+        ordered = (scales / LEVELS[-1]).view(count, BLOCK, -1).transpose(1, 2).contiguous()
+        blocks[..., -4 * BLOCK :] = ordered.view(torch.uint8)
 
     def matmul(self, x: torch.Tensor) -> torch.Tensor:
         """See Kernel."""
@@ -103,8 +106,17 @@ class BitsandbytesKernel:
         self._parts: list[tuple[torch.Tensor, Any]] = []
         self.nbytes = 0
 
-    def put(self, start: int, packed: torch.Tensor, state: Any) -> None:
+    def put(self, start: int, codes: torch.Tensor, scales: torch.Tensor) -> None:
         """See Kernel."""
+        packed = (codes[:, ::2] << 4 | codes[:, 1::2]).view(-1, 1)  # the first of two above
+        state = bitsandbytes().QuantState(
+            scales.flatten().contiguous(),
+            shape=codes.shape,
+            code=levels(),
+            blocksize=GROUP,
+            quant_type="nf4",
+            dtype=torch.float32,
+        )
         self._parts.append((packed, state))
         self.nbytes += packed.nbytes + state.absmax.nbytes
 

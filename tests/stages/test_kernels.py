@@ -9,7 +9,6 @@ import sysconfig
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -153,9 +152,7 @@ def _whole(form: str, kernel: Any, codes: torch.Tensor) -> torch.Tensor:
         kernel.put(0, codes.to(torch.int8), scale.bfloat16())
         return codes * scale[:, None]
     largest = 127 * 2.0 ** (torch.arange(192).view(64, 3) % 5 - 2)
-    pairs = codes.view(-1, 2).to(torch.uint8)
-    packed = pairs[:, :1] << 4 | pairs[:, 1:]
-    kernel.put(0, packed, SimpleNamespace(shape=codes.shape, absmax=largest.flatten()))
+    kernel.put(0, codes.to(torch.uint8), largest)
     levels = torch.tensor(nf4_kernels.LEVELS)[codes.long()]
     return levels * (largest / 127).repeat_interleave(GROUP, dim=1)
 
