@@ -38,6 +38,7 @@ from stages.sampling import Scorer
 from stages.sharpening import Sharpening
 from stages.speculation import Speculation
 from stages.streams import Stream
+from stages.trial import Trial
 
 IDLE_ROUNDS = 8
 KEPT_SHARE = 0.5
@@ -58,6 +59,8 @@ class _Work:
         """What the last round's drafting took."""
         self.began: float | None = None
         """When its last round began."""
+        self.ahead = False
+        """Whether that round is drafted ahead of."""
         self.position = 0
         self.warned = False
         self.problem: str | None = None
@@ -100,6 +103,8 @@ class Drafter(Actor):
         self._copying: dict[int, Copying] = {}
         """In place of `_work` where there is no draft model."""
         self._times = RoundTimes()
+        self._trial = Trial()
+        """Of drafting ahead."""
         self._holder: int | None = None
         """The session whose tree stands in the draft scratch."""
 
@@ -154,6 +159,7 @@ class Drafter(Actor):
             self._forget(session.id)
             return Failed(order.session, order.place, self.name, _said(error))
         spent = work.drafting_s = time.perf_counter() - began
+        work.ahead = self._goes_ahead(work)
         # The root is what was ordered, whatever the tree says: a draft error commits nothing.
         tokens = (order.token, *tokens[1:])
         return Tree(order.session, order.place, order.position, tokens, parents, spent, steps)
@@ -210,10 +216,7 @@ class Drafter(Actor):
         model, holder = self._model, self._holder
         work = self._work.get(-1 if holder is None else holder)
         session = self._live(holder)
-        if not self._ahead or model is None or work is None or session is None:
-            return False
-        # Drafting ahead takes a core from the sweep, and saves a share of the drafting.
-        if self._sweeps.longer(self._cores.total) > KEPT_SHARE * work.drafting_s:
+        if model is None or work is None or session is None or not work.ahead:
             return False
         nodes = work.speculation.ahead()
         if not nodes or session.cancelled or work.problem is not None:
@@ -230,6 +233,12 @@ class Drafter(Actor):
             work.speculation.forget()
             work.problem = _said(error)
         return True
+
+    def _goes_ahead(self, work: _Work) -> bool:
+        """Drafting ahead takes a core from the sweep, and saves a share of the drafting."""
+        if not self._ahead or not self._trial.on:
+            return False
+        return self._sweeps.longer(self._cores.total) <= KEPT_SHARE * work.drafting_s
 
     def _limits(self, session: Session, order: DraftOrder) -> Limits:
         route, model = session.route, self._model
@@ -267,6 +276,7 @@ class Drafter(Actor):
         if work.began is not None and position > work.position:
             for rate in (self._rate, work.speculation.rate):
                 rate.see(now - work.began, position - work.position)
+            self._trial.see(work.ahead, now - work.began)
         work.began, work.position = now, position
 
     def _warn(self, session: Session, work: _Work) -> None:

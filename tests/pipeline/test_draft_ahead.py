@@ -24,6 +24,7 @@ from stages.drafting import DraftModel
 from stages.growth import Growth, Limits
 from stages.kv import DraftScratch
 from stages.pace import SweepPace
+from stages.trial import TRIED, Trial
 from stages.verifier import Verifier
 from tests import made
 from tests.pipeline.made_engine import FreeSweeps, made_engine
@@ -109,6 +110,7 @@ class Ahead:
         patch.setattr(Drafter, "_answer", answers)
         patch.setattr(Drafter, "_draft_ahead", drafts_ahead)
         patch.setattr(Verifier, "_step", steps_on)
+        patch.setattr(Trial, "see", lambda *told: None)  # nothing is tried: it goes on
         patch.setattr(DraftModel, "run", runs)
 
 
@@ -351,6 +353,39 @@ async def test_a_core_is_taken_for_as_much_drafting_as_it_saves(
         drafter._sweeps = Near()
         await told(ask(engine, IDS, Sampling(), TOKENS))
     assert (ahead.steps > 0) == drafts
+
+
+class Tried(Trial):
+    """Rounds that are drafted ahead of take longer than others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gone: list[bool] = []
+
+    def see(self, on: bool, seconds: float) -> None:
+        assert seconds > 0
+        self.gone.append(on)
+        SEE(self, on, 2.0 if on else 1.0)
+
+
+SEE = Trial.see
+
+
+async def test_where_rounds_take_longer_for_it_nothing_is_drafted_ahead(
+    llama: Path, ahead: Ahead
+) -> None:
+    trial = Tried()
+    async with made_engine(llama, depth=4) as engine:
+        drafter_of(engine)._trial = trial
+        steps, answered = [], 0
+        while len(trial.gone) < 3 * TRIED:
+            answer = await told(ask(engine, IDS, SAMPLINGS[answered], TOKENS))
+            assert answer.tokens == generated(llama, IDS, SAMPLINGS[answered], TOKENS)
+            answered += 1
+            steps.append(ahead.steps)
+    assert trial.gone[: 3 * TRIED] == [True] * TRIED + [False] * 2 * TRIED
+    assert steps[0] > 0
+    assert steps[-1] == steps[-2], "the last answer is without"
 
 
 # Left, closed, and failing meanwhile
