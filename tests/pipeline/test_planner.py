@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pipeline.candidates import LOOKUP, Job, Span, smallest, streaming
 from pipeline.claims import MIB, Allowances, kv_row_bytes
-from pipeline.planner import Plan, _fastest, _rate, _scored, plan, smallest_budget
+from pipeline.planner import _ROUNDING, Plan, _fastest, _rate, _scored, plan, smallest_budget
 from pipeline.predictions import LINK_BUSY, Compute, Predictor
 from pipeline.residency import canonical, caps, climb
 from routing.errors import BudgetError, OptionError
@@ -504,6 +504,16 @@ def test_the_search_finds_what_scoring_every_candidate_would(
     for one in fitting:
         assert one.ladder is not None and one.rung == one.ladder.rungs[one.step]
     scored = [_scored(one, predictor) for one in fitting]
+    rates = {one.place: _rate(_scored(c, predictor)) for one in every if (c := one.ideal(budget))}
+    for one in every:
+        # Where a pair's ideal holds, so does that of every longer span: sizes only shrink or grow.
+        if one.first + 1 < len(one.ladder.rungs):
+            pair = one._replace(last=one.first + 1).ideal(budget)
+            ladder, rung, *others = one.place
+            for place in (one.place, (ladder, rung + 1, *others)):
+                if place in rates:
+                    assert pair is not None
+                    assert rates[place] <= _rate(_scored(pair, predictor)) * _ROUNDING
     found = _fastest(spans, budget, predictor, 0.0)
     assert found == max(scored, key=_rate, default=None)
     if found is not None:
