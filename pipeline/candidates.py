@@ -3,6 +3,9 @@
 A candidate is a format (or none), the size of a tree, a number of slots and a rung of a residency
 ladder. The family depends on the model and on what is asked for, never on the budget; whole rows of
 logits are added to each as far as the budget goes, up to those of the largest tree.
+
+There are some hundred thousand, so that they are handled in spans, each with an ideal that none of
+its candidates is faster or smaller than: most need no look of their own.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from pipeline.claims import (
     pack_rows,
     work_claims,
 )
-from pipeline.residency import Ladder, Rung, caps, climb, resident_bytes
+from pipeline.residency import Ladder, Rung, caps, climb, resident_bytes, with_substitutes
 from stages.formats import head_format, substitute_bytes
 from stages.placement import Placement
 from stages.shapes import ModelShape
@@ -49,8 +52,16 @@ class Job:
         """Every ladder of one format."""
         form = None if form == LOOKUP else form
         if form not in self._ladders:
-            self._ladders[form] = tuple(_ladders(self.shape, form))
+            self._ladders[form] = tuple(self._climbed(form))
         return self._ladders[form]
+
+    def _climbed(self, form: str | None) -> Iterator[Ladder]:
+        low_bit = _low_bit(self.shape, form)
+        heads = [(cap, head) for cap in caps(self.shape) for head in (False, True)]
+        for place, (cap, head) in enumerate(heads):
+            yield climb(self.shape, cap, head_resident=head, substitute=low_bit)
+            if form is not None:
+                yield with_substitutes(self.ladders(None)[place], sum(low_bit.values()))
 
     def trees(self, form: str | None) -> tuple[TreeSize, ...]:
         """Trees to try with a format, the smallest first; without one nothing is drafted."""
@@ -110,14 +121,6 @@ def _low_bit(shape: ModelShape, form: str | None) -> dict[str, int]:
     return {m.name: substitute_bytes((m.rows, m.cols), forms.get(m.name, form)) for m in matrices}
 
 
-def _ladders(shape: ModelShape, form: str | None) -> Iterator[Ladder]:
-    low_bit = _low_bit(shape, form)
-    for cap in caps(shape):
-        for head_resident in (False, True):
-            for low in (False, True) if form else (False,):
-                yield climb(shape, cap, head_resident=head_resident, substitute=low_bit, low=low)
-
-
 def _total(claims: tuple[Claim, ...]) -> int:
     return sum(claim.nbytes for claim in claims)
 
@@ -128,12 +131,18 @@ def held(job: Job, form: str | None, budget: int) -> Iterator[Candidate]:
     What is drafted is drafted with substitutes all the same: they are quicker.
     """
     rung = _whole(job, form)
-    row = logit_row_bytes(job.shape, job.sessions)
     for tree in job.trees(form):
         nbytes = _total(job.work(tree, job.shape.vocab)) + rung.fixed_bytes
         if nbytes <= budget:
-            more = min(tree.nodes, (budget - nbytes) // row)
-            yield Candidate(job, form, tree, 0, None, 0, rung, 1 + more, nbytes + more * row)
+            logit_rows, nbytes = _with_logit_rows(job, tree, nbytes, budget)
+            yield Candidate(job, form, tree, 0, None, 0, rung, logit_rows, nbytes)
+
+
+def _with_logit_rows(job: Job, tree: TreeSize, nbytes: int, budget: int) -> tuple[int, int]:
+    """Whole rows of logits as far as the budget goes, and the bytes of a candidate with them."""
+    row = logit_row_bytes(job.shape, job.sessions)
+    more = min(tree.nodes, (budget - nbytes) // row)
+    return 1 + more, nbytes + more * row
 
 
 def _whole(job: Job, form: str | None) -> Rung:
@@ -143,28 +152,69 @@ def _whole(job: Job, form: str | None) -> Rung:
     return Rung(resident, 0, low, 0, 0, 0, 0, 0)
 
 
-def streaming(job: Job, form: str | None, budget: int) -> Iterator[Candidate]:
-    """Every candidate of one format that streams something and fits the budget."""
-    row = logit_row_bytes(job.shape, job.sessions)
-    for ladder in job.ladders(form):
-        works = [(tree, _total(job.work(tree, ladder.head_rows))) for tree in job.trees(form)]
-        for step, rung in enumerate(ladder.rungs):
-            for slots in job.allowances.slots:
-                for tree, work in works:
-                    nbytes = work + rung.fixed_bytes + slots * rung.slot_bytes
-                    if nbytes <= budget:
-                        more = min(tree.nodes, (budget - nbytes) // row)
-                        yield Candidate(
-                            job,
-                            form,
-                            tree,
-                            slots,
-                            ladder,
-                            step,
-                            rung,
-                            1 + more,
-                            nbytes + more * row,
-                        )
+class Span(NamedTuple):
+    """Candidates of one format and a number of slots: rungs `first` to `last` of a ladder, with
+    each of `trees`, the smallest first; `works` are their claims besides weights and ring.
+
+    `place` is that of the first of them in the order in which equal candidates win.
+    """
+
+    job: Job
+    form: str | None
+    ladder: Ladder
+    slots: int
+    trees: tuple[TreeSize, ...]
+    works: tuple[int, ...]
+    first: int
+    last: int
+    place: tuple[int, int, int, int]  # ladder, rung, slots, tree
+
+    @property
+    def single(self) -> bool:
+        """Whether it is one candidate."""
+        return self.first == self.last and len(self.trees) == 1
+
+    def ideal(self, budget: int) -> Candidate | None:
+        """What none of them is faster or smaller than; of a single one, itself. None: none fits.
+
+        By construction: the smallest claims, and with them the most rows of logits; the largest
+        tree, since smaller ones may be sent; and the ladder's ideal rung.
+        """
+        nbytes = self.works[0] + self.ladder.least_bytes(self.first, self.last, self.slots)
+        if nbytes > budget:
+            return None
+        rung, tree = self.ladder.ideal(self.first, self.last), self.trees[-1]
+        logit_rows, nbytes = _with_logit_rows(self.job, tree, nbytes, budget)
+        return Candidate(
+            self.job, self.form, tree, self.slots, self.ladder, self.first, rung, logit_rows, nbytes
+        )
+
+    def split(self) -> Iterator[Span]:
+        """Its candidates in smaller spans, none left out. A single one has no parts."""
+        ladder, rung, slots, _ = self.place
+        if self.first < self.last:
+            middle = (self.first + self.last) // 2
+            yield self._replace(last=middle)
+            rung += middle + 1 - self.first
+            yield self._replace(first=middle + 1, place=(ladder, rung, slots, 0))
+        elif not self.single:
+            for tree, (size, work) in enumerate(zip(self.trees, self.works, strict=True)):
+                place = (ladder, rung, slots, tree)
+                yield self._replace(trees=(size,), works=(work,), place=place)
+
+
+def streaming(job: Job, form: str | None) -> Iterator[Span]:
+    """Every candidate of one format that streams something, whether it fits or not."""
+    trees, ladders = job.trees(form), job.ladders(form)
+    totals = {
+        rows: tuple(_total(job.work(tree, rows)) for tree in trees)
+        for rows in {ladder.head_rows for ladder in ladders}
+    }
+    for place, ladder in enumerate(ladders):
+        works = totals[ladder.head_rows]
+        for slot, slots in enumerate(job.allowances.slots):
+            last, at = len(ladder.rungs) - 1, (place, 0, slot, 0)
+            yield Span(job, form, ladder, slots, trees, works, 0, last, at)
 
 
 def smallest(job: Job, forms: tuple[str | None, ...]) -> int:

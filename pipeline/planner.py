@@ -16,6 +16,8 @@ room for them first.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
+from heapq import heappop, heappush
 
 import msgspec
 
@@ -26,6 +28,7 @@ from pipeline.candidates import (
     RESIDENT_LOOKUP,
     Candidate,
     Job,
+    Span,
     claims,
     held,
     placement,
@@ -40,6 +43,9 @@ from routing.errors import BudgetError, OptionError
 from stages.formats import FORMATS
 from stages.placement import Placement
 from stages.shapes import ModelShape
+
+_ROUNDING = 1.0 + 1e-12
+"""More than what rounding takes from the prediction of an ideal."""
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -108,7 +114,7 @@ def plan(
     allowed = {name: best[name] for name in _families(substitute, forms, best)}
     if not allowed:
         raise BudgetError(budget, smallest(job, forms), _knob(job, forms, budget))
-    chosen = max(allowed.values(), key=lambda scored: scored.prediction.tokens_per_s)
+    chosen = max(allowed.values(), key=_rate)
     told = reasons(chosen, best, substitute, budget)
     undrafted = [best[name].prediction for name in (PLAIN, RESIDENT) if name in best]
     plain = max((one.tokens_per_s for one in undrafted), default=None)
@@ -166,20 +172,56 @@ def _best(
 ) -> dict[str, Scored]:
     """The best candidate that fits of each family; families without one are left out."""
     found: dict[str, Scored] = {}
-
-    def meet(candidate: Candidate) -> None:
-        _, form, tree, slots, _, _, rung, logit_rows, _ = candidate
-        prediction = predictor.predict(rung, form, tree, slots, logit_rows)
-        scored = Scored(candidate, prediction)
-        rival = found.get(candidate.family)
-        if rival is None or scored.prediction.tokens_per_s > rival.prediction.tokens_per_s:
-            found[candidate.family] = scored
-
     for form in dict.fromkeys(forms):
         # Holding everything is not always the faster: the drafts of the two differ.
-        for candidate in (*held(job, form, budget), *streaming(job, form, budget)):
-            meet(candidate)
+        whole = [_scored(candidate, predictor) for candidate in held(job, form, budget)]
+        if whole:
+            found[whole[0].candidate.family] = max(whole, key=_rate)
+        family = form or PLAIN
+        rival = _rate(found[family]) if family in found else 0.0
+        streamed = _fastest(streaming(job, form), budget, predictor, rival)
+        if streamed is not None:
+            found[family] = streamed
     return found
+
+
+def _fastest(
+    spans: Iterable[Span], budget: int, predictor: Predictor, rival: float
+) -> Scored | None:
+    """The first of the fastest candidates that fit, if it is faster than `rival`: what scoring
+    each of them would find.
+
+    Best first (Hart, Nilsson and Raphael's A*): the span whose ideal is the fastest is split, until
+    that is a single candidate. All others are in spans with slower ideals, or come after it.
+    """
+    heap: list[tuple[float, tuple[int, ...], Span, Scored]] = []
+
+    def push(span: Span) -> None:
+        ideal = span.ideal(budget)
+        if ideal is not None:
+            scored = _scored(ideal, predictor)
+            bound = _rate(scored) * (1.0 if span.single else _ROUNDING)
+            if bound > rival:
+                heappush(heap, (-bound, span.place, span, scored))
+
+    for span in spans:
+        push(span)
+    while heap:
+        _, _, span, scored = heappop(heap)
+        if span.single:
+            return scored
+        for part in span.split():
+            push(part)
+    return None
+
+
+def _scored(candidate: Candidate, predictor: Predictor) -> Scored:
+    _, form, tree, slots, _, _, rung, logit_rows, _ = candidate
+    return Scored(candidate, predictor.predict(rung, form, tree, slots, logit_rows))
+
+
+def _rate(scored: Scored) -> float:
+    return scored.prediction.tokens_per_s
 
 
 def _knob(job: Job, forms: tuple[str | None, ...], budget: int) -> str:

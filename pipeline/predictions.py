@@ -13,7 +13,6 @@ Good enough to rank plans, and said to be so: what is assumed stands in the plan
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from typing import NamedTuple
 
 import msgspec
@@ -120,8 +119,6 @@ class Predictor:
         sizes = {TreeSize(d, allowances.width).nodes for d in allowances.depths}
         self._nodes = sorted({0, 4, 8, 12, 24, *sizes})
         self._trees: dict[str | None, list[_Tree]] = {}
-        self._last: tuple[object, list[Prediction]] = (None, [])
-        """Candidates of one rung come one after the other."""
 
     def _sizes(self, form: str | None) -> list[_Tree]:
         """Trees to reckon with, the smallest first."""
@@ -150,31 +147,31 @@ class Predictor:
         is taken to need them, and to have smaller trees.
         """
         if form is None or form == LOOKUP:
-            found = self._rounds(rung, None, slots)[0]
+            found, _ = self._quickest(rung, None, slots, 0, 0)
             if form is None:
                 return found
             whole, least = _looked_up(tree.depth), _looked_up(min(tree.depth, logit_rows - 1))
             rate = found.tokens_per_s * ((1.0 - WHOLE) * whole + WHOLE * least)
             return found._replace(tokens_per_s=rate, tokens_per_round=whole)
-        rounds = self._rounds(rung, form, slots)
-        found = rounds[bisect_right(self._nodes, tree.nodes) - 1]
-        limited = rounds[bisect_right(self._nodes, min(tree.nodes, logit_rows - 1)) - 1]
-        rate = (1.0 - WHOLE) * found.tokens_per_s + WHOLE * limited.tokens_per_s
+        found, limited = self._quickest(rung, form, slots, tree.nodes, logit_rows - 1)
+        rate = (1.0 - WHOLE) * found.tokens_per_s + WHOLE * limited
         return found._replace(tokens_per_s=rate)
 
-    def _rounds(self, rung: Rung, form: str | None, slots: int) -> list[Prediction]:
-        """For trees of at most each size: the round that is quickest for its tokens."""
-        if self._last[0] == (rung, form, slots):
-            return self._last[1]
+    def _quickest(
+        self, rung: Rung, form: str | None, slots: int, nodes: int, fewer: int
+    ) -> tuple[Prediction, float]:
+        """The round that is quickest for its tokens, with a tree of at most `nodes` nodes; and the
+        tokens a second of the one with at most `fewer`."""
         step = self._step_s(rung, form)
         link = self._link * LINK_BUSY[slots]
         converting = 2 * rung.converted_bytes / (self._compute.memory_gbps * 1e9)
         others = self._others + converting + rung.pieces * _PIECE_S
         arriving, filled = rung.streamed_bytes / link, slots * rung.slot_bytes / link
         kept = KEPT_AHEAD if self._allowances.ahead_rows else 0.0
-        found: list[Prediction] = []
-        best = Prediction(0.0, 1.0, 0.0, step)
-        for _, tokens, steps, products in self._sizes(form):
+        found, limited = Prediction(0.0, 1.0, 0.0, step), 0.0
+        for size, tokens, steps, products in self._sizes(form):
+            if size > nodes:
+                break
             drafting = steps * step
             # With both cores, or with one beside a drafter that goes on meanwhile.
             for late, computing in (
@@ -183,11 +180,11 @@ class Predictor:
             ):
                 sweep = _sweep_s(computing + others, arriving - min(late, filled), slots)
                 rate = self._sessions * tokens / (late + sweep)
-                if rate > best.tokens_per_s:
-                    best = Prediction(rate, tokens, sweep, step)
-            found.append(best)
-        self._last = ((rung, form, slots), found)
-        return found
+                if rate > found.tokens_per_s:
+                    found = Prediction(rate, tokens, sweep, step)
+            if size <= fewer:
+                limited = found.tokens_per_s
+        return found, limited
 
     def _step_s(self, rung: Rung, form: str | None) -> float:
         if form is None:

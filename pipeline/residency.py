@@ -64,6 +64,19 @@ class Ladder(msgspec.Struct, frozen=True):
         """Names of the matrices that are resident on a rung."""
         return frozenset(self.base) | frozenset(self.order[:rung])
 
+    def ideal(self, first: int, last: int) -> Rung:
+        """What no rung from `first` to `last` is faster than: up the ladder resident bytes grow,
+        and every other size shrinks or stays."""
+        low, high = self.rungs[first], self.rungs[last]
+        # Drafts wait for less where less is resident, and a large ring fills meanwhile.
+        return high._replace(slot_bytes=low.slot_bytes, drafting_bytes=low.drafting_bytes)
+
+    def least_bytes(self, first: int, last: int, slots: int) -> int:
+        """At most what any rung from `first` to `last` takes, ring included."""
+        low, high = self.rungs[first], self.rungs[last]
+        others = high.substitute_bytes + high.decode_bytes + slots * high.slot_bytes
+        return low.resident_bytes + others
+
 
 def canonical(shape: ModelShape) -> ModelShape:
     """The same model in one order, so that a plan does not depend on how files list tensors."""
@@ -118,138 +131,156 @@ def climb(
     `substitute` gives the bytes of each matrix's low-bit copy by name (0 where there are none);
     `low`: see Ladder.
     """
-    return _Climb(shape, cap, head_resident, substitute, low).ladder()
+    if low:
+        none = dict.fromkeys(substitute, 0)
+        bare = climb(shape, cap, head_resident=head_resident, substitute=none)
+        return with_substitutes(bare, sum(substitute.values()))
+    return _Climb(shape, cap, head_resident, substitute).ladder()
+
+
+def with_substitutes(bare: Ladder, nbytes: int) -> Ladder:
+    """A ladder without any, with the substitutes of every matrix on every rung: none are given
+    back as matrices become resident, so that the order stays as it is."""
+    rungs = (rung._replace(substitute_bytes=nbytes, drafting_bytes=0) for rung in bare.rungs)
+    return msgspec.structs.replace(bare, rungs=tuple(rungs), low=True)
+
+
+class _Step(NamedTuple):
+    """A matrix of a layer that becomes resident: its sizes, and those of the piece it leaves."""
+
+    place: int  # among its layer's
+    resident: int
+    streamed: int
+    substitute: int  # given back
+    converted: int
+    slot: int
+    decode: int
+
+
+class _Start(NamedTuple):
+    """A layer, what its steps gain, and its resident bytes after the last of them."""
+
+    layer: LayerShape
+    gain: float
+    resident: int
+    steps: list[_Step]
 
 
 class _Climb:
+    """A ladder in the making."""
+
     def __init__(
         self,
         shape: ModelShape,
         cap: int,
         head_resident: bool,
         substitute: SubstituteBytes,
-        low: bool,
     ) -> None:
-        self._shape, self._substitute, self._low = shape, substitute, low
+        self._shape, self._cap, self._substitute = shape, cap, substitute
         self._item = shape.compute_itemsize
         self._gap = _small_gap(shape)
         self._head_resident = head_resident
         self._head_rows = shape.vocab if head_resident else head_piece_rows(shape.head, cap)
-        kept = [self._kept(layer, cap) for layer in shape.layers]
-        starts = zip(shape.layers, kept, strict=True)
-        self._starts = sorted(starts, key=lambda start: self._rank(*start))
 
-    def _kept(self, layer: LayerShape, cap: int) -> list[MatrixShape]:
-        """What streams of a layer when its largest matrices stay until the rest fits `cap`."""
+    def ladder(self) -> Ladder:
+        """Made from the top down: of all that it adds up or takes the largest of, only what is
+        resident shrinks as matrices leave. `Ladder.ideal` rests on that."""
+        shape, head, starts = self._shape, self._shape.head, self._starts()
+        streamed, low, converted, slot, decode, pieces = self._top()
+        resident = sum(start.resident for start in starts)
+        base = {m.name for m in shape.matrices()}
+        if self._head_resident:
+            resident += resident_bytes(head, self._item)
+            base.add(head.name)
+        order: list[str] = []
+        rungs: list[Rung] = []
+
+        def rung() -> Rung:
+            return Rung(resident, streamed, low, slot, decode, converted, pieces, resident)
+
+        if not self._head_resident:
+            rungs.append(rung())
+        for layer, _, _, steps in reversed(starts):
+            pieces += bool(steps)
+            for step in reversed(steps):
+                order.append(layer.matrices[step.place].name)
+                resident -= step.resident
+                streamed += step.streamed
+                low += step.substitute
+                converted += step.converted
+                slot, decode = max(slot, step.slot), max(decode, step.decode)
+                rungs.append(rung())
+        return Ladder(
+            base=tuple(sorted(base.difference(order))),
+            order=tuple(reversed(order)),
+            rungs=tuple(reversed(rungs)),
+            head_rows=self._head_rows,
+            head_resident=self._head_resident,
+            low=False,
+        )
+
+    def _top(self) -> tuple[int, int, int, int, int, int]:
+        """With every layer resident: streamed, substitute and converted bytes, the largest slot
+        and decode buffer, pieces."""
+        head = self._shape.head
+        if self._head_resident:
+            return 0, 0, 0, 0, 0, 0
+        nbytes = self._head_rows * -(-head.nbytes // head.rows)
+        converted = self._converted(head)
+        part = converted * self._head_rows // head.rows
+        return (
+            head.nbytes,
+            self._substitute[head.name],
+            converted,
+            _up(nbytes) + _EXTENT_BYTES,
+            _up(part) + 64 if part else 0,
+            -(-self._shape.vocab // self._head_rows),
+        )
+
+    def _starts(self) -> list[_Start]:
+        """Every layer, best first. Those of the same sizes are looked at once: in a canonical
+        shape their matrices have the same places."""
+        kinds: dict[tuple[tuple[int, ...], ...], _Start] = {}
+        found, low = [], self._substitute
+        for layer in self._shape.layers:
+            kind = tuple((m.rows, m.cols, m.nbytes, low[m.name]) for m in layer.matrices)
+            if kind not in kinds:
+                kinds[kind] = self._start(layer)
+            found.append(kinds[kind]._replace(layer=layer))
+        return sorted(found, key=lambda start: (-start.gain, start.layer.index))
+
+    def _start(self, layer: LayerShape) -> _Start:
+        """Its largest matrices are resident from the foot on, as many as keep the rest within the
+        cap; the others become it best first."""
         streamed = _by_size(layer)
-        while streamed and _piece_bytes(layer, streamed, self._gap) > cap:
+        while streamed and _piece_bytes(layer, streamed, self._gap) > self._cap:
             streamed = streamed[1:]
-        return streamed
+        rest = sorted(streamed, key=lambda m: (-self._gain([m]), m.nbytes, m.name))
+        steps = [
+            _Step(
+                place=layer.matrices.index(matrix),
+                resident=resident_bytes(matrix, self._item),
+                streamed=matrix.nbytes,
+                substitute=self._substitute[matrix.name],
+                converted=self._converted(matrix),
+                slot=_piece_bytes(layer, rest[step:], self._gap),
+                decode=sum(c + 64 for m in rest[step:] if (c := self._converted(m))),
+            )
+            for step, matrix in enumerate(rest)
+        ]
+        whole = sum(resident_bytes(m, self._item) for m in layer.matrices)
+        return _Start(layer, self._gain(streamed), whole, steps)
 
     def _gain(self, matrices: list[MatrixShape]) -> float:
         """Link bytes saved per byte of memory."""
         saved = sum(m.nbytes for m in matrices)
-        cost = sum(resident_bytes(m, self._item) - self._given_back(m) for m in matrices)
+        cost = sum(resident_bytes(m, self._item) - self._substitute[m.name] for m in matrices)
         return saved / cost if cost > 0 else float("inf")
-
-    def _given_back(self, matrix: MatrixShape) -> int:
-        """Bytes of the substitute that goes as `matrix` becomes resident."""
-        return 0 if self._low else self._substitute[matrix.name]
-
-    def _rank(self, layer: LayerShape, streamed: list[MatrixShape]) -> tuple[float, int]:
-        return -self._gain(streamed), layer.index
-
-    def ladder(self) -> Ladder:
-        shape = self._shape
-        tops = self._tops()
-        base = {m.name for layer in shape.layers for m in layer.matrices}
-        base -= {m.name for _, streamed in self._starts for m in streamed}
-        sums = self._sums()
-        order: list[str] = []
-        rungs: list[Rung] = []
-        for place, (layer, streamed) in enumerate(self._starts):
-            rest = sorted(streamed, key=lambda m: (-self._gain([m]), m.nbytes, m.name))
-            pieces = len([1 for _, later in self._starts[place + 1 :] if later])
-            while rest:
-                rungs.append(self._rung(sums, tops[place + 1], layer, rest, pieces + 1))
-                matrix = rest.pop(0)
-                order.append(matrix.name)
-                self._move(sums, matrix)
-        if not self._head_resident:
-            rungs.append(self._rung(sums, tops[-1], None, [], 0))
-        head = {shape.head.name} if self._head_resident else set()
-        foot = tuple(sorted(base | head))
-        head_rows, low = self._head_rows, self._low
-        return Ladder(foot, tuple(order), tuple(rungs), head_rows, self._head_resident, low)
-
-    def _tops(self) -> list[tuple[int, int]]:
-        """From each place of the order on: the largest slot and decode buffer, head included."""
-        tops = [self._head_piece()]
-        for layer, streamed in reversed(self._starts):
-            slot, decode = self._piece(layer, streamed)
-            tops.append((max(slot, tops[-1][0]), max(decode, tops[-1][1])))
-        return tops[::-1]
-
-    def _head_piece(self) -> tuple[int, int]:
-        if self._head_resident:
-            return 0, 0
-        head = self._shape.head
-        nbytes = self._head_rows * -(-head.nbytes // head.rows)
-        converted = self._converted(head) * self._head_rows // head.rows
-        return _up(nbytes) + _EXTENT_BYTES, _up(converted) + 64 if converted else 0
-
-    def _piece(self, layer: LayerShape, streamed: list[MatrixShape]) -> tuple[int, int]:
-        decode = sum(self._converted(m) + 64 for m in streamed if self._converted(m))
-        return _piece_bytes(layer, streamed, self._gap), decode
 
     def _converted(self, matrix: MatrixShape) -> int:
         """Bytes in the compute dtype, if the source's is another."""
         full = matrix.elements * self._item
         return 0 if full == matrix.nbytes else full
-
-    def _sums(self) -> list[int]:
-        """Resident, streamed, substitute and converted bytes at the foot of the ladder."""
-        shape = self._shape
-        streamed = [m for _, layer in self._starts for m in layer]
-        if not self._head_resident:
-            streamed.append(shape.head)
-        every = [m for layer in shape.layers for m in layer.matrices] + [shape.head]
-        away = {m.name for m in streamed}
-        return [
-            sum(resident_bytes(m, self._item) for m in every if m.name not in away),
-            sum(m.nbytes for m in streamed),
-            sum(self._substitute[m.name] for m in (every if self._low else streamed)),
-            sum(self._converted(m) for m in streamed),
-        ]
-
-    def _move(self, sums: list[int], matrix: MatrixShape) -> None:
-        sums[0] += resident_bytes(matrix, self._item)
-        sums[1] -= matrix.nbytes
-        sums[2] -= self._given_back(matrix)
-        sums[3] -= self._converted(matrix)
-
-    def _rung(
-        self,
-        sums: list[int],
-        top: tuple[int, int],
-        layer: LayerShape | None,
-        rest: list[MatrixShape],
-        pieces: int,
-    ) -> Rung:
-        slot, decode = self._piece(layer, rest) if layer is not None else (0, 0)
-        if not self._head_resident:
-            pieces += -(-self._shape.vocab // self._head_rows)
-        resident, streamed, substitutes, converted = sums
-        return Rung(
-            resident_bytes=resident,
-            streamed_bytes=streamed,
-            substitute_bytes=substitutes,
-            slot_bytes=max(slot, top[0]),
-            decode_bytes=max(decode, top[1]),
-            converted_bytes=converted,
-            pieces=pieces,
-            drafting_bytes=0 if self._low else resident,
-        )
 
 
 def _by_size(layer: LayerShape) -> list[MatrixShape]:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -8,10 +10,11 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from pipeline.candidates import LOOKUP, Job, Span, smallest, streaming
 from pipeline.claims import MIB, Allowances, kv_row_bytes
-from pipeline.planner import Plan, plan, smallest_budget
-from pipeline.predictions import LINK_BUSY, Compute
-from pipeline.residency import caps, climb
+from pipeline.planner import _ROUNDING, Plan, _fastest, _rate, _scored, plan, smallest_budget
+from pipeline.predictions import LINK_BUSY, Compute, Predictor
+from pipeline.residency import canonical, caps, climb
 from routing.errors import BudgetError, OptionError
 from stages.checkpoint import TensorSpec
 from stages.formats import FORMATS, head_format, substitute_bytes
@@ -26,6 +29,7 @@ ACCELERATOR = Compute(
     layer_s=1e-4,
     draft_layer_s=1e-4,
 )
+FORMS = (*FORMATS, LOOKUP, None)
 BARE = Allowances(workspace_bytes=0)
 
 
@@ -471,6 +475,65 @@ def test_more_memory_never_predicts_slower(
         for share in sorted(shares)
     ]
     assert rates == sorted(rates)
+
+
+def singles(span: Span) -> Iterator[Span]:
+    """Every candidate of a span by itself."""
+    if span.single:
+        yield span
+    for part in span.split():
+        yield from singles(part)
+
+
+@quick
+@given(shapes, st.sampled_from(FORMS), links, st.floats(0.0, 1.2), st.booleans())
+def test_the_search_finds_what_scoring_every_candidate_would(
+    shape: ModelShape, form: str | None, link: float, share: float, ahead: bool
+) -> None:
+    allowances = Allowances(workspace_bytes=0, ahead_rows=32 if ahead else 0, slots=(3, 1, 2))
+    job = Job(canonical(shape), 64, 1, allowances)
+    weights = sum(m.elements for m in matrices(shape)) * shape.compute_itemsize
+    budget = smallest(job, (form,)) + int(share * weights)
+    predictor = Predictor(job.shape, allowances, Compute(), link, 64, 1)
+    spans = list(streaming(job, form))
+    every = sorted((one for span in spans for one in singles(span)), key=lambda one: one.place)
+    ladders, trees = job.ladders(form), job.trees(form)
+    assert len({one.place for one in every}) == len(every)
+    assert len(every) == 3 * len(trees) * sum(len(ladder.rungs) for ladder in ladders)
+    fitting = [found for one in every if (found := one.ideal(budget)) is not None]
+    for one in fitting:
+        assert one.ladder is not None and one.rung == one.ladder.rungs[one.step]
+    scored = [_scored(one, predictor) for one in fitting]
+    rates = {one.place: _rate(_scored(c, predictor)) for one in every if (c := one.ideal(budget))}
+    for one in every:
+        # Where a pair's ideal holds, so does that of every longer span: sizes only shrink or grow.
+        if one.first + 1 < len(one.ladder.rungs):
+            pair = one._replace(last=one.first + 1).ideal(budget)
+            ladder, rung, *others = one.place
+            for place in (one.place, (ladder, rung + 1, *others)):
+                if place in rates:
+                    assert pair is not None
+                    assert rates[place] <= _rate(_scored(pair, predictor)) * _ROUNDING
+    found = _fastest(spans, budget, predictor, 0.0)
+    assert found == max(scored, key=_rate, default=None)
+    if found is not None:
+        assert _fastest(spans, budget, predictor, _rate(found)) is None, "no faster than its rival"
+
+
+@quick
+@given(shapes, st.sampled_from(FORMATS), st.booleans(), st.booleans())
+def test_up_a_ladder_only_resident_bytes_grow(
+    shape: ModelShape, form: str, head: bool, low: bool
+) -> None:
+    shape = canonical(shape)
+    sizes = {m.name: substitute_bytes((m.rows, m.cols), form) for m in matrices(shape)}
+    for cap in caps(shape):
+        ladder = climb(shape, cap, head_resident=head, substitute=sizes, low=low)
+        for under, over in pairwise(ladder.rungs):
+            assert over.resident_bytes > under.resident_bytes
+            assert over.drafting_bytes >= under.drafting_bytes
+            assert over.streamed_bytes < under.streamed_bytes
+            assert all(a <= b for a, b in zip(over[2:7], under[2:7], strict=True))
 
 
 @quick
