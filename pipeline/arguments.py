@@ -6,13 +6,13 @@ import asyncio
 import importlib.metadata
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.exceptions import TyperException
 from typer.main import get_command
 
+from pipeline import flags
 from pipeline.options import RequestOptions
 from pipeline.settings import Settings
 from routing.errors import OptionError, UsageError
@@ -34,51 +34,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-Model = Annotated[
-    str | None,
-    typer.Option(
-        "-m",
-        "--model",
-        metavar="MODEL",
-        help="A directory, a GGUF file or a Hugging Face id. [default: SmolLM2-135M]",
-    ),
-]
-Memory = Annotated[
-    str | None,
-    typer.Option("--memory", metavar="SIZE", help="Budget of the device, as 200MiB or 1.5GB."),
-]
-HostMemory = Annotated[
-    str | None,
-    typer.Option("--host-memory", metavar="SIZE", help="Budget for staging beside an accelerator."),
-]
-Context = Annotated[
-    int | None, typer.Option("-c", "--ctx-size", help="Tokens of context, the answer included.")
-]
-Sessions = Annotated[int | None, typer.Option("--sessions", help="Requests answered at once.")]
-Device = Annotated[str | None, typer.Option("--device", help="auto, cpu or simulated.")]
-Substitute = Annotated[
-    str | None,
-    typer.Option("--substitute", help="auto, int4, int8, nf4, int6, int3, int2, lookup or none."),
-]
-DraftAhead = Annotated[
-    bool | None,
-    typer.Option(
-        "--draft-ahead/--no-draft-ahead",
-        help="Draft on while a tree is being verified. [default: draft-ahead]",
-    ),
-]
-Overlap = Annotated[
-    bool | None,
-    typer.Option(
-        "--overlap/--no-overlap",
-        help="Read, draft and compute at once; without, one after the other. [default: overlap]",
-    ),
-]
-LinkGbps = Annotated[
-    float | None, typer.Option("--link-gbps", help="Simulate a link of so many GB/s.")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")]
-
 
 @app.callback(invoke_without_command=True)
 def paceline(
@@ -95,76 +50,32 @@ def paceline(
 
 @app.command()
 def generate(
-    prompt: Annotated[
-        str, typer.Argument(metavar="PROMPT", help="What to answer; - reads standard input.")
-    ],
-    model: Model = None,
-    memory: Memory = None,
-    host_memory: HostMemory = None,
-    max_tokens: Annotated[
-        int | None, typer.Option("-n", "--max-tokens", help="Longest answer, in tokens.")
-    ] = None,
-    context: Context = None,
-    seed: Annotated[
-        int | None, typer.Option("-s", "--seed", help="Makes a sampled answer repeatable.")
-    ] = None,
-    temperature: Annotated[
-        float | None, typer.Option("--temp", help="0 is greedy; above it, sampled.")
-    ] = None,
-    top_k: Annotated[
-        int | None, typer.Option("--top-k", help="Sample from the K likeliest tokens; 0 is off.")
-    ] = None,
-    top_p: Annotated[
-        float | None, typer.Option("--top-p", help="From the likeliest that make up this share.")
-    ] = None,
-    min_p: Annotated[
-        float | None, typer.Option("--min-p", help="From those this likely beside the likeliest.")
-    ] = None,
-    typical_p: Annotated[
-        float | None, typer.Option("--typical-p", help="From the typical that make up this share.")
-    ] = None,
-    repeat_penalty: Annotated[
-        float | None,
-        typer.Option("--repeat-penalty", help="Above 1: against tokens of prompt and answer."),
-    ] = None,
-    presence_penalty: Annotated[
-        float | None,
-        typer.Option("--presence-penalty", help="Against tokens of the answer, -2 to 2."),
-    ] = None,
-    frequency_penalty: Annotated[
-        float | None,
-        typer.Option("--frequency-penalty", help="The same, each time they occur."),
-    ] = None,
-    logit_bias: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--logit-bias",
-            metavar="TOKEN=BIAS",
-            help="Add BIAS, -100 to 100, to the score of token id TOKEN; may be repeated.",
-        ),
-    ] = None,
-    stop: Annotated[
-        list[str] | None,
-        typer.Option("--stop", metavar="TEXT", help="End before this text; may be repeated."),
-    ] = None,
-    logprobs: Annotated[
-        int | None,
-        typer.Option(
-            "--logprobs", help="With --json: log-probabilities, and those of the N likeliest."
-        ),
-    ] = None,
-    device: Device = None,
-    substitute: Substitute = None,
-    draft_ahead: DraftAhead = None,
-    overlap: Overlap = None,
-    link_gbps: LinkGbps = None,
-    raw: Annotated[
-        bool, typer.Option("--raw", help="Continue the prompt as it is, without a chat template.")
-    ] = False,
-    json: Json = False,
-    trace: Annotated[
-        Path | None, typer.Option("--trace", help="Write a Chrome/Perfetto trace to this file.")
-    ] = None,
+    prompt: flags.Prompt,
+    model: flags.Model = None,
+    memory: flags.Memory = None,
+    host_memory: flags.HostMemory = None,
+    max_tokens: flags.MaxTokens = None,
+    context: flags.Context = None,
+    seed: flags.Seed = None,
+    temperature: flags.Temperature = None,
+    top_k: flags.TopK = None,
+    top_p: flags.TopP = None,
+    min_p: flags.MinP = None,
+    typical_p: flags.TypicalP = None,
+    repeat_penalty: flags.RepeatPenalty = None,
+    presence_penalty: flags.PresencePenalty = None,
+    frequency_penalty: flags.FrequencyPenalty = None,
+    logit_bias: flags.LogitBias = None,
+    stop: flags.Stop = None,
+    logprobs: flags.Logprobs = None,
+    device: flags.Device = None,
+    substitute: flags.Substitute = None,
+    draft_ahead: flags.DraftAhead = None,
+    overlap: flags.Overlap = None,
+    link_gbps: flags.LinkGbps = None,
+    raw: flags.Raw = False,
+    json: flags.Json = False,
+    trace: flags.Trace = None,
 ) -> Work:
     """Answer PROMPT."""
     settings = Settings.from_environment(
@@ -207,17 +118,17 @@ def generate(
 
 @app.command()
 def plan(
-    model: Model = None,
-    memory: Memory = None,
-    host_memory: HostMemory = None,
-    context: Context = None,
-    sessions: Sessions = None,
-    device: Device = None,
-    substitute: Substitute = None,
-    draft_ahead: DraftAhead = None,
-    overlap: Overlap = None,
-    link_gbps: LinkGbps = None,
-    json: Json = False,
+    model: flags.Model = None,
+    memory: flags.Memory = None,
+    host_memory: flags.HostMemory = None,
+    context: flags.Context = None,
+    sessions: flags.Sessions = None,
+    device: flags.Device = None,
+    substitute: flags.Substitute = None,
+    draft_ahead: flags.DraftAhead = None,
+    overlap: flags.Overlap = None,
+    link_gbps: flags.LinkGbps = None,
+    json: flags.Json = False,
 ) -> Work:
     """Plan without loading weights: what would live where, and how fast it should be."""
     settings = Settings.from_environment(
@@ -242,7 +153,7 @@ def plan(
 
 
 @app.command()
-def doctor(model: Model = None, json: Json = False) -> Work:
+def doctor(model: flags.Model = None, json: flags.Json = False) -> Work:
     """Look at hardware, links and optional parts: what is there, and what to do about the rest."""
 
     def work() -> None:

@@ -6,13 +6,13 @@ import contextlib
 import hashlib
 import os
 import platform
-import secrets
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from pipeline.predictions import Compute
+from pipeline.whole_file import write_whole
 from routing.errors import OptionError
 from stages.cache import cache_dir
 from stages.compiled import COMPILED
@@ -88,11 +88,6 @@ def _read(path: Path, forms: Sequence[str]) -> Compute | None:
 
 def _write(path: Path, found: Compute) -> None:
     """Wholly or not at all. A disk that is full costs a measurement the next time, no more."""
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
+    with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
-        beside.write_bytes(msgspec.json.encode(found))
-        os.replace(beside, path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            beside.unlink()
+        write_whole(path, msgspec.json.encode(found))

@@ -29,7 +29,8 @@ from stages.shapes import ModelShape
 
 RESIDENT, LOOKUP, PLAIN = "resident", "lookup", "plain"
 RESIDENT_LOOKUP = "resident with lookup"
-_HELD = {LOOKUP: RESIDENT_LOOKUP}
+_HELD = {PLAIN: RESIDENT, LOOKUP: RESIDENT_LOOKUP}
+"""What it is called when all weights are held."""
 
 
 class Job:
@@ -50,7 +51,7 @@ class Job:
 
     def ladders(self, form: str | None) -> tuple[Ladder, ...]:
         """Every ladder of one format."""
-        form = None if form == LOOKUP else form
+        form = _substitute(form)
         if form not in self._ladders:
             self._ladders[form] = tuple(self._climbed(form))
         return self._ladders[form]
@@ -102,14 +103,17 @@ class Candidate(NamedTuple):
     @property
     def family(self) -> str:
         """The format, or what is done without one."""
-        if self.ladder is None:
-            return RESIDENT if self.form is None else _HELD.get(self.form, self.form)
-        return self.form or PLAIN
+        name = self.form or PLAIN
+        return name if self.ladder is not None else _HELD.get(name, name)
 
     @property
     def substitute(self) -> str | None:
         """The format of its substitutes, if it has any."""
-        return None if self.form == LOOKUP else self.form
+        return _substitute(self.form)
+
+
+def _substitute(form: str | None) -> str | None:
+    return None if form == LOOKUP else form
 
 
 def _low_bit(shape: ModelShape, form: str | None) -> dict[str, int]:
@@ -148,7 +152,7 @@ def _with_logit_rows(job: Job, tree: TreeSize, nbytes: int, budget: int) -> tupl
 def _whole(job: Job, form: str | None) -> Rung:
     matrices = [*job.shape.matrices(), job.shape.head]
     resident = sum(resident_bytes(m, job.shape.compute_itemsize) for m in matrices)
-    low = sum(_low_bit(job.shape, None if form == LOOKUP else form).values())
+    low = sum(_low_bit(job.shape, _substitute(form)).values())
     return Rung(resident, 0, low, 0, 0, 0, 0, 0)
 
 

@@ -130,7 +130,7 @@ def work_claims(
     )
 
 
-def context_token_bytes(shape: ModelShape, allowances: Allowances, sessions: int) -> int:
+def context_token_bytes(shape: ModelShape, sessions: int) -> int:
     """What one token of context costs at least: what a smaller context gives back."""
     return sessions * (kv_row_bytes(shape) + _state_bytes(shape))
 

@@ -231,7 +231,7 @@ def _knob(job: Job, forms: tuple[str | None, ...], budget: int) -> str:
         return smallest(job.smaller(context, sessions), forms) - budget
 
     over = lacking(job.context, job.sessions)
-    token = context_token_bytes(job.shape, job.allowances, job.sessions)
+    token = context_token_bytes(job.shape, job.sessions)
     context = job.context - -(-over // token)
     if context * 2 >= job.context or (context >= 16 and job.sessions == 1):
         return f"--ctx-size to {context}"

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import msgspec
 from rich.table import Table
 
 from pipeline.answers import Answer
+from pipeline.claims import MIB
 from pipeline.planner import Plan
 from pipeline.tracing import StageSummary
 from stages.formats import head_format
 from stages.shapes import ModelShape
 
-MIB = 1 << 20
 LINK_STAGES = ("copy", "disk")
 """The stages that move weights, the last hop first."""
 
@@ -48,16 +48,15 @@ def link_use(
 
 def plan_table(plan: Plan, shape: ModelShape) -> Table:
     """Where the model lives: layers and bytes by kind, then every claim on the budget."""
-    table = _table(f"Plan: {plan.step}, {_mib(plan.budget)} MiB budget", "what", "where")
-    table.add_column("layers", justify="right")
-    table.add_column("MiB", justify="right")
+    title = f"Plan: {plan.step}, {_mib(plan.budget)} MiB budget"
+    table = _table(title, ("what", "where"), ("layers", "MiB"))
     whole, part, streamed = _layers(plan, shape)
     kept = f"{whole} + {part} in part" if part else str(whole)
     form = plan.placement.substitute
-    drafted, swept = str(part + streamed if form else 0), str(part + streamed)
+    swept = str(part + streamed)
+    drafted, formats = (swept, f"{form}, head {head_format(form)}") if form else ("0", "none")
     table.add_row("resident weights", "device", kept, _mib(plan.resident_bytes))
-    held = f"substitutes ({f'{form}, head {head_format(form)}' if form else 'none'})"
-    table.add_row(held, "device", drafted, _mib(plan.substituted_bytes))
+    table.add_row(f"substitutes ({formats})", "device", drafted, _mib(plan.substituted_bytes))
     nbytes = _mib(plan.streamed_bytes_per_sweep)
     table.add_row("streamed weights, each sweep", "disk", swept, nbytes)
     table.add_section()
@@ -125,9 +124,8 @@ def answer_table(answer: Answer, plan: Plan, link: LinkUse) -> Table:
 
 def stage_table(stages: Mapping[str, StageSummary], wall: float) -> Table:
     """Where the time went, by stage."""
-    table = _table(f"Stages over {wall:.2f} s", "stage")
-    for name in ("spans", "p50 ms", "p99 ms", "busy", "GB/s"):
-        table.add_column(name, justify="right")
+    figures = ("spans", "p50 ms", "p99 ms", "busy", "GB/s")
+    table = _table(f"Stages over {wall:.2f} s", ("stage",), figures)
     for name, stage in stages.items():
         table.add_row(
             name,
@@ -145,10 +143,12 @@ def print_json(told: object) -> None:
     sys.stdout.write(json.dumps(msgspec.to_builtins(told)) + "\n")
 
 
-def _table(title: str, *columns: str) -> Table:
+def _table(title: str, texts: Sequence[str], figures: Sequence[str]) -> Table:
     table = Table(title=title, title_justify="left")
-    for column in columns:
+    for column in texts:
         table.add_column(column)
+    for column in figures:
+        table.add_column(column, justify="right")
     return table
 
 

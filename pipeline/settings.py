@@ -44,10 +44,8 @@ LEAST_TEMPERATURE = 0.01
 
 Size = Annotated[int, msgspec.Meta(ge=1)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=1_000_000_000)]
-
-
 Substitute = Literal["auto", "int4", "int8", "nf4", "int6", "int3", "int2", "lookup", "none"]
-SUBSTITUTES = f"{', '.join(get_args(Substitute)[:-1])} or none"
+_SUBSTITUTES = f"{', '.join(get_args(Substitute)[:-1])} or none"
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,33 +111,28 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
 class _Option(msgspec.Struct, frozen=True):
     flag: str
-    variable: str
     expected: str
+
+    @property
+    def variable(self) -> str:
+        return f"PACELINE_{self.flag.removeprefix('--').replace('-', '_').upper()}"
 
 
 _OPTIONS = {
-    name: _Option(flag, f"PACELINE_{variable}", expected)
-    for name, flag, variable, expected in (
-        ("model", "--model", "MODEL", "a directory, a GGUF file or a Hugging Face id"),
-        ("memory", "--memory", "MEMORY", _SIZE_EXPECTED),
-        ("host_memory", "--host-memory", "HOST_MEMORY", _SIZE_EXPECTED),
-        ("max_tokens", "--max-tokens", "MAX_TOKENS", "a whole number of tokens, 1 or more"),
-        ("context", "--ctx-size", "CTX_SIZE", "a whole number of tokens, 1 or more"),
-        ("seed", "--seed", "SEED", "a whole number from 0 to 2^63 - 1"),
-        ("temperature", "--temp", "TEMP", "0 or a number from 0.01 to 100"),
-        ("sessions", "--sessions", "SESSIONS", "a whole number from 1 to 1024"),
-        ("queue", "--queue", "QUEUE", "a whole number of requests, 1 or more"),
-        ("device", "--device", "DEVICE", "auto, cpu or simulated"),
-        (
-            "substitute",
-            "--substitute",
-            "SUBSTITUTE",
-            SUBSTITUTES,
-        ),
-        ("draft_ahead", "--draft-ahead", "DRAFT_AHEAD", "true or false"),
-        ("overlap", "--overlap", "OVERLAP", "true or false"),
-        ("link_gbps", "--link-gbps", "LINK_GBPS", "a bandwidth from 1e-6 to 100000 GB/s"),
-    )
+    "model": _Option("--model", "a directory, a GGUF file or a Hugging Face id"),
+    "memory": _Option("--memory", _SIZE_EXPECTED),
+    "host_memory": _Option("--host-memory", _SIZE_EXPECTED),
+    "max_tokens": _Option("--max-tokens", "a whole number of tokens, 1 or more"),
+    "context": _Option("--ctx-size", "a whole number of tokens, 1 or more"),
+    "seed": _Option("--seed", "a whole number from 0 to 2^63 - 1"),
+    "temperature": _Option("--temp", "0 or a number from 0.01 to 100"),
+    "sessions": _Option("--sessions", "a whole number from 1 to 1024"),
+    "queue": _Option("--queue", "a whole number of requests, 1 or more"),
+    "device": _Option("--device", "auto, cpu or simulated"),
+    "substitute": _Option("--substitute", _SUBSTITUTES),
+    "draft_ahead": _Option("--draft-ahead", "true or false"),
+    "overlap": _Option("--overlap", "true or false"),
+    "link_gbps": _Option("--link-gbps", "a bandwidth from 1e-6 to 100000 GB/s"),
 }
 _TYPES = {field.name: field.type for field in msgspec.structs.fields(Settings)}
 
@@ -176,13 +169,10 @@ def _checked(name: str, source: str, value: object, *, strict: bool) -> object:
         raise OptionError(source, value, expected) from error
     # NaN passes every bound; an empty model would be taken for the directory one stands in; and
     # lax conversion reads the text "null" as None.
-    if (
-        checked is None
-        or checked == ""
-        or (isinstance(checked, float) and not math.isfinite(checked))
-        or (
-            name == "temperature" and isinstance(checked, float) and 0 < checked < LEAST_TEMPERATURE
-        )
-    ):
+    refused = checked is None or checked == ""
+    if isinstance(checked, float):
+        cold = name == "temperature" and 0 < checked < LEAST_TEMPERATURE
+        refused = cold or not math.isfinite(checked)
+    if refused:
         raise OptionError(source, value, expected)
     return checked

@@ -9,15 +9,13 @@ many lanes of the same name beside it as it takes for events to nest.
 
 from __future__ import annotations
 
-import contextlib
 import math
-import os
-import secrets
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
+from pipeline.whole_file import write_whole
 from routing.errors import OptionError
 from routing.trace import Span
 
@@ -164,15 +162,8 @@ def write_chrome_trace(path: Path, spans: Iterable[Span]) -> None:
     Raises OptionError when the file cannot be written.
     """
     data = msgspec.json.encode(chrome_trace(spans))
-    beside = path.parent / f".{path.name}.{secrets.token_hex(4)}"
     try:
-        try:
-            beside.write_bytes(data)
-            os.replace(beside, path)
-        except BaseException:
-            with contextlib.suppress(OSError):
-                beside.unlink()
-            raise
+        write_whole(path, data)
     except OSError as error:
         raise OptionError(
             "trace", str(path), f"a file that can be written ({error.strerror})"

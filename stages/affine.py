@@ -6,16 +6,14 @@ weight = (code - half) * scale + offset, half the codes' number, scale and offse
 from __future__ import annotations
 
 from collections.abc import Iterable
+from functools import partial
 
 import torch
-from torch.nn import functional
 
-from stages.affine_kernels import KERNELS, CompiledKernel, Kernel
-from stages.formats import BITS, GROUP, stored_rows, substitute_bytes
-from stages.packed import Packed
+from stages.affine_kernels import KERNELS, Making
+from stages.formats import BITS, GROUP
+from stages.quantized import Quantized
 
-_PART_ROWS = 256
-"""Rows fitted at once: the temporaries are a dozen times a part's size."""
 _MOST = 1e37
 """Weights beyond it are cut: no trained weight is so large, and a group's range would overflow."""
 _SHARES = {6: (1.0, 0.9), 4: (1.0, 0.9), 3: (0.9, 0.75), 2: (0.8, 0.6)}
@@ -24,7 +22,7 @@ _LEAST = 1e-8
 """A scale must not be 0: a kernel's zero times infinity would be NaN."""
 
 
-class Affine:
+class Affine(Quantized[torch.Tensor, torch.Tensor, torch.Tensor]):
     """See Substitute. `kernel`: what packs and multiplies; the fastest there is unless given."""
 
     def __init__(
@@ -32,38 +30,10 @@ class Affine:
         form: str,
         blocks: Iterable[torch.Tensor],
         shape: tuple[int, int],
-        kernel: type[Kernel] | None = None,
+        kernel: Making | None = None,
     ) -> None:
-        rows, cols = shape
-        stored = stored_rows(rows, form)
-        self._kernel = (KERNELS[form] if kernel is None else kernel)(form, shape, stored)
-        start = given = 0
-        for part in (part for block in blocks for part in block.split(_PART_ROWS)):
-            given += part.shape[0]
-            stop = start + stored_rows(part.shape[0], form)
-            if stop > stored:
-                raise ValueError(f"more than the {rows} rows expected were given")
-            spare = stop - start - part.shape[0]
-            padded = functional.pad(part, (0, -cols % GROUP, 0, spare))
-            self._kernel.put(start, *quantize_groups(padded, BITS[form]))
-            start = stop
-        if given != rows:
-            raise ValueError(f"{given} rows given, {rows} expected")
-        self.nbytes = self._kernel.nbytes
-        assert self.nbytes == substitute_bytes(shape, form)
-
-    @property
-    def compiled(self) -> Packed | None:
-        """See Substitute."""
-        return self._kernel.compiled if isinstance(self._kernel, CompiledKernel) else None
-
-    def matmul(self, x: torch.Tensor) -> torch.Tensor:
-        """See Substitute."""
-        return self._kernel.matmul(x)
-
-    def dequantize(self) -> torch.Tensor:
-        """See Substitute."""
-        return self._kernel.dequantize()
+        made = partial(kernel or KERNELS[form], form)
+        super().__init__(form, blocks, shape, made, partial(quantize_groups, bits=BITS[form]))
 
 
 def quantize_groups(

@@ -9,7 +9,7 @@ they are decoded for each product.
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
 
 import torch
 from torch.nn import functional
@@ -17,6 +17,7 @@ from torch.nn import functional
 from stages.compiled import COMPILED
 from stages.formats import BITS, BLOCK, GROUP
 from stages.packed import Packed, pack_codes, unpack_codes
+from stages.quantized import Kernel
 
 _PAIRS = 4 * BLOCK
 """Bytes of a block's scales and offsets of one group."""
@@ -24,30 +25,10 @@ _DECODED_BLOCKS = 32
 """Blocks of 8 rows that are decoded at once."""
 
 
-class Kernel(Protocol):
-    """A matrix of `shape` (rows, cols); `stored` rows (formats.stored_rows), in whole groups."""
-
-    nbytes: int
-
-    def __init__(self, form: str, shape: tuple[int, int], stored: int) -> None: ...
-
-    def put(
-        self, start: int, codes: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor
-    ) -> None:
-        """Rows from `start` on, as many as are stored of some. See quantize_groups."""
-        ...
-
-    def matmul(self, x: torch.Tensor) -> torch.Tensor:
-        """x (n, cols) in any float dtype -> (n, rows) in x's dtype."""
-        ...
-
-    def dequantize(self) -> torch.Tensor:
-        """(rows, cols) float32."""
-        ...
-
-
 class PlainKernel:
     """Blocks as products.c has them, decoded for each product."""
+
+    compiled: Packed | None = None
 
     def __init__(self, form: str, shape: tuple[int, int], stored: int) -> None:
         self._bits, self._shape = BITS[form], shape
@@ -58,7 +39,7 @@ class PlainKernel:
     def put(
         self, start: int, codes: torch.Tensor, scale: torch.Tensor, offset: torch.Tensor
     ) -> None:
-        """See Kernel."""
+        """See Kernel and quantize_groups."""
         count = codes.shape[0] // BLOCK
         blocks = self._blocks[start // BLOCK : start // BLOCK + count]
         blocks[..., :-_PAIRS] = pack_codes(codes, self._bits)
@@ -89,6 +70,8 @@ class PlainKernel:
 class CompiledKernel(PlainKernel):
     """Ours: see Packed."""
 
+    compiled: Packed
+
     def __init__(self, form: str, shape: tuple[int, int], stored: int) -> None:
         super().__init__(form, shape, stored)
         self.compiled = Packed(form, shape, self._blocks)
@@ -100,6 +83,8 @@ class CompiledKernel(PlainKernel):
 
 class TorchKernel:
     """torch's own, of int4: activations in bfloat16."""
+
+    compiled = None
 
     def __init__(self, form: str, shape: tuple[int, int], stored: int) -> None:
         assert form == "int4"
@@ -136,7 +121,9 @@ class TorchKernel:
         return out.T[: self._rows, : self._cols].float()
 
 
-OTHERS: dict[str, type[Kernel]] = dict.fromkeys(("int6", "int3", "int2"), PlainKernel)
+Making = Callable[[str, tuple[int, int], int], Kernel[torch.Tensor, torch.Tensor, torch.Tensor]]
+"""See quantized.Making; the format comes first."""
+OTHERS: dict[str, Making] = dict.fromkeys(("int6", "int3", "int2"), PlainKernel)
 OTHERS["int4"] = TorchKernel
 """What each format's substitutes are made with where the compiled part is not there."""
 KERNELS = OTHERS if COMPILED is None else dict.fromkeys(OTHERS, CompiledKernel)

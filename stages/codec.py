@@ -28,10 +28,6 @@ class Codec(Protocol):
     def scratch_bytes(self, pieces: Sequence[Piece], dtype: torch.dtype) -> int:
         """The size of the decode buffer that serves any of the pieces; 0 if none is needed."""
 
-    def detached(self, piece: Piece, dtype: torch.dtype) -> bool:
-        """Whether nothing that decode returns lies in the slot, which may then be refilled as
-        soon as decode is done, before the tensors are used."""
-
     def decode(
         self, piece: Piece, buffer: Buffer, dtype: torch.dtype, out: Buffer | None
     ) -> dict[str, torch.Tensor]:
@@ -48,10 +44,6 @@ class RawCodec:
     def scratch_bytes(self, pieces: Sequence[Piece], dtype: torch.dtype) -> int:
         """Bytes of the largest piece's tensors that need converting or aligning."""
         return decode_bytes(pieces, NAMES[dtype])
-
-    def detached(self, piece: Piece, dtype: torch.dtype) -> bool:
-        """True when all tensors of the piece are copied out of the slot."""
-        return len(decode_layout(piece, NAMES[dtype])) == len(piece.tensors)
 
     def decode(
         self, piece: Piece, buffer: Buffer, dtype: torch.dtype, out: Buffer | None

@@ -6,34 +6,13 @@ weight = code * scale, code -127..127, scale bfloat16 for a whole row.
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch.nn import functional
 
 from stages.compiled import COMPILED
 from stages.formats import BLOCK, GROUP
 from stages.packed import Packed, pack_codes, unpack_codes
-
-
-class Kernel(Protocol):
-    """A matrix of `shape` (rows, cols); `stored` rows, a multiple of 8, in whole groups."""
-
-    nbytes: int
-
-    def __init__(self, shape: tuple[int, int], stored: int) -> None: ...
-
-    def put(self, start: int, codes: torch.Tensor, scales: torch.Tensor) -> None:
-        """Rows from `start` on, multiples of 8: codes (rows, cols) int8, scales (rows,)."""
-        ...
-
-    def matmul(self, x: torch.Tensor) -> torch.Tensor:
-        """x (n, cols) in any float dtype -> (n, rows) in x's dtype."""
-        ...
-
-    def dequantize(self) -> torch.Tensor:
-        """(rows, cols) float32."""
-        ...
+from stages.quantized import Making
 
 
 class CompiledKernel:
@@ -69,6 +48,8 @@ class CompiledKernel:
 class TorchKernel:
     """torch's own: activations in bfloat16."""
 
+    compiled = None
+
     def __init__(self, shape: tuple[int, int], stored: int) -> None:
         self._rows, self._cols = shape
         # The kernel reads whole groups of columns, whatever it is told.
@@ -97,5 +78,5 @@ class TorchKernel:
         return whole[: self._rows, : self._cols]
 
 
-KERNEL: type[Kernel] = TorchKernel if COMPILED is None else CompiledKernel
+KERNEL: Making[torch.Tensor, torch.Tensor] = TorchKernel if COMPILED is None else CompiledKernel
 """What int8 substitutes are made with."""

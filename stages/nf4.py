@@ -10,14 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from torch.nn import functional
 
-from stages.formats import BLOCK, GROUP, substitute_bytes
-from stages.nf4_kernels import KERNEL, CompiledKernel, Kernel, levels
-from stages.packed import Packed
+from stages.formats import GROUP
+from stages.nf4_kernels import KERNEL, levels
+from stages.quantized import Making, Quantized
 
-_PART_ROWS = 256
-"""Rows fitted at once: the temporaries are several times a part's size."""
 _MOST = 1e17
 """Weights beyond it are cut: no trained weight is so large, and squares would overflow."""
 _LEAST = 1e-8
@@ -27,43 +24,16 @@ _FINE = 1024
 """Steps from 0 to 1 at which the nearest level is looked up."""
 
 
-class Nf4:
+class Nf4(Quantized[torch.Tensor, torch.Tensor]):
     """See Substitute. `kernel`: what packs and multiplies; the fastest there is unless given."""
 
     def __init__(
         self,
         blocks: Iterable[torch.Tensor],
         shape: tuple[int, int],
-        kernel: type[Kernel] | None = None,
+        kernel: Making[torch.Tensor, torch.Tensor] | None = None,
     ) -> None:
-        rows, cols = shape
-        stored = rows + -rows % BLOCK
-        self._kernel = (KERNEL if kernel is None else kernel)(shape, stored)
-        start = given = 0
-        for part in (part for block in blocks for part in block.split(_PART_ROWS)):
-            given += part.shape[0]
-            padded = functional.pad(part, (0, -cols % GROUP, 0, -part.shape[0] % BLOCK))
-            if start + padded.shape[0] > stored:
-                raise ValueError(f"more than the {rows} rows expected were given")
-            self._kernel.put(start, *quantize_groups(padded))
-            start += padded.shape[0]
-        if given != rows:
-            raise ValueError(f"{given} rows given, {rows} expected")
-        self.nbytes = self._kernel.nbytes
-        assert self.nbytes == substitute_bytes(shape, "nf4")
-
-    @property
-    def compiled(self) -> Packed | None:
-        """See Substitute."""
-        return self._kernel.compiled if isinstance(self._kernel, CompiledKernel) else None
-
-    def matmul(self, x: torch.Tensor) -> torch.Tensor:
-        """See Substitute."""
-        return self._kernel.matmul(x)
-
-    def dequantize(self) -> torch.Tensor:
-        """See Substitute."""
-        return self._kernel.dequantize()
+        super().__init__("nf4", blocks, shape, kernel or KERNEL, quantize_groups)
 
 
 def quantize_groups(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

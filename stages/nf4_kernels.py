@@ -8,7 +8,7 @@ own levels, ours with levels in whole 127ths.
 from __future__ import annotations
 
 import logging
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch.nn import functional
@@ -16,6 +16,7 @@ from torch.nn import functional
 from stages.compiled import COMPILED
 from stages.formats import BLOCK, GROUP
 from stages.packed import Packed, pack_codes, unpack_codes
+from stages.quantized import Making
 
 LEVELS = (-127, -88, -67, -50, -36, -23, -12, 0, 10, 20, 31, 43, 56, 71, 92, 127)
 """nf4's levels times 127, rounded: products.c has them too."""
@@ -42,26 +43,6 @@ def levels() -> torch.Tensor:
     """nf4's 16 levels from -1 to 1, as bitsandbytes has them."""
     known: torch.Tensor = bitsandbytes().get_4bit_type("nf4", device="cpu")
     return known
-
-
-class Kernel(Protocol):
-    """A matrix of `shape` (rows, cols); `stored` rows, a multiple of 8, in whole groups."""
-
-    nbytes: int
-
-    def __init__(self, shape: tuple[int, int], stored: int) -> None: ...
-
-    def put(self, start: int, codes: torch.Tensor, scales: torch.Tensor) -> None:
-        """Rows from `start` on, multiples of 8: codes (rows, cols) uint8, scales (rows, groups)."""
-        ...
-
-    def matmul(self, x: torch.Tensor) -> torch.Tensor:
-        """x (n, cols) in any float dtype -> (n, rows) in x's dtype."""
-        ...
-
-    def dequantize(self) -> torch.Tensor:
-        """(rows, cols) float32."""
-        ...
 
 
 class CompiledKernel:
@@ -92,13 +73,15 @@ class CompiledKernel:
         scales = self._blocks[..., -4 * BLOCK :].contiguous().view(torch.float32)
         scales = scales.view(count, groups, BLOCK).transpose(1, 2).reshape(-1, groups, 1)
         rows, cols = self.compiled.shape
-        levels = torch.tensor(LEVELS, dtype=torch.float32)
-        return (levels[codes.long()] * scales).flatten(1)[:rows, :cols]
+        known = torch.tensor(LEVELS, dtype=torch.float32)
+        return (known[codes.long()] * scales).flatten(1)[:rows, :cols]
 
 
 class BitsandbytesKernel:
     """bitsandbytes' own: on CUDA it multiplies in this format; on the CPU its 4-bit product is
     slow, and the matrix is decoded for each product instead."""
+
+    compiled = None
 
     def __init__(self, shape: tuple[int, int], stored: int) -> None:
         self._rows, self._cols = shape
@@ -136,5 +119,7 @@ class BitsandbytesKernel:
         return whole[: self._rows, : self._cols]
 
 
-KERNEL: type[Kernel] = BitsandbytesKernel if COMPILED is None else CompiledKernel
+KERNEL: Making[torch.Tensor, torch.Tensor] = (
+    BitsandbytesKernel if COMPILED is None else CompiledKernel
+)
 """What nf4 substitutes are made with."""

@@ -5,6 +5,9 @@ t = 0.2. Here t follows the maximum of the likelihood of what the target chose: 
 of a node's children and p the probability of the chosen one, d log p / d log(1/t) = log p + H, and
 for a choice that is not among the children the same for the chance 1 - P of missing them all. Each
 choice moves log(1/t) a small step along its gradient.
+
+A likeliest child's log-probability is besides that bent into what such children were seen to be
+worth: its log-odds are shifted and stretched, both fitted in the same way (Platt scaling).
 """
 
 from __future__ import annotations
@@ -19,7 +22,6 @@ STEP, MEMORY, FLOOR = 0.05, 0.99, 0.5
 Duchi et al. 2011, but forgetting): the choices of a drafter that is nearly always right have small
 ones, and it would take thousands of them to believe it."""
 STEEPEST = 8.0
-
 
 BEND_STEP = 0.1
 CERTAIN = 9.0
@@ -42,7 +44,8 @@ class Sharpening:
     def __init__(self) -> None:
         self._log = math.log(START)
         self._power = FLOOR
-        self._shift, self._slope, self._squares = 0.0, 1.0, [0.0, 0.0]
+        self._shift, self._slope = 0.0, 1.0
+        self._shift_power = self._slope_power = 0.0
 
     @property
     def temperature(self) -> float:
@@ -57,13 +60,11 @@ class Sharpening:
         odds = _log_odds(log_prob)
         off = float(chosen) - math.exp(self.bend(log_prob))
         for_shift, for_slope = off, off * odds
-        self._squares = [
-            MEMORY * square + gradient * gradient
-            for square, gradient in zip(self._squares, (for_shift, for_slope), strict=True)
-        ]
-        step = [BEND_STEP / math.sqrt(FLOOR + square) for square in self._squares]
-        self._shift = max(-2.0, min(2.0, self._shift + step[0] * for_shift))
-        self._slope = max(0.5, min(4.0, self._slope + step[1] * for_slope))
+        self._shift_power = MEMORY * self._shift_power + for_shift * for_shift
+        self._slope_power = MEMORY * self._slope_power + for_slope * for_slope
+        shift = self._shift + BEND_STEP / math.sqrt(FLOOR + self._shift_power) * for_shift
+        slope = self._slope + BEND_STEP / math.sqrt(FLOOR + self._slope_power) * for_slope
+        self._shift, self._slope = max(-2.0, min(2.0, shift)), max(0.5, min(4.0, slope))
 
     def hit(self, log_prob: float, entropy: float) -> None:
         """The target chose a child that had `log_prob`."""

@@ -48,7 +48,8 @@ class Speculation:
         self._lookup, self._guesses = Lookup(), Guesses()
         self._guessed: list[tuple[int, int, tuple[int, ...]]] = []
         self._hit = Mean(0.1, 0.9)
-        self._undrafted = 0
+        self.idle_rounds = 0
+        """Rounds on end in which nothing seemed worth drafting, up to PROBE_ROUNDS."""
         self._kept = self._sent = 0
         self.growth: Growth | None = None
         self.drafts_ahead = False
@@ -62,23 +63,16 @@ class Speculation:
         Learns from what came true of the tree before. Returns the scratch rows that the new tree
         keeps of it, to be moved to the front in order; None: it keeps nothing.
         """
-        came = text[len(self._lookup) :]
-        self._lookup.extend(came)
+        self._lookup.extend(text[len(self._lookup) :])
         before, self.growth = self.growth, Growth(text[-1], position, limits, self.sharpening.bend)
         rows, self.kept_ahead = None, 0
-        if before is not None and 0 <= position - before.position <= len(text):
-            came = text[len(text) - (position - before.position) :]
-            rows = self._learn(before, came, limits)
+        if before is not None and 0 <= (more := position - before.position) <= len(text):
+            rows = self._learn(before, text[len(text) - more :], limits)
         self.drafts_ahead = False
         self._guessed.clear()
         self._kept = len(self.growth.order)
         self._guess(0)
         return rows
-
-    @property
-    def idle_rounds(self) -> int:
-        """Rounds on end in which nothing seemed worth drafting, up to PROBE_ROUNDS."""
-        return self._undrafted
 
     def forget(self) -> None:
         """The scratch rows went to another session, or the text was computed anew."""
@@ -136,9 +130,9 @@ class Speculation:
                 if gain > best:
                     best, chosen = gain, width
         if nodes and nodes[0] == 0:
-            self._undrafted = 0 if chosen else self._undrafted + 1
-            if self._undrafted >= PROBE_ROUNDS:
-                self._undrafted, chosen = 0, 1
+            self.idle_rounds = 0 if chosen else self.idle_rounds + 1
+            if self.idle_rounds >= PROBE_ROUNDS:
+                self.idle_rounds, chosen = 0, 1
         return nodes[:chosen]
 
     def ahead(self) -> list[int]:
@@ -155,9 +149,9 @@ class Speculation:
         assert growth is not None
         self._sent = len(growth.order)
         if growth.order:
-            leaves = [n for n in growth.leaves(2) if growth.depths[n]]
-            for leaf in leaves:
-                self._guess(leaf)
+            for leaf in growth.leaves(2):
+                if growth.depths[leaf]:
+                    self._guess(leaf)
         return growth.tree(self._worth(growth))
 
     def _worth(self, growth: Growth) -> int:
@@ -165,11 +159,10 @@ class Speculation:
         hit, rate, sweeps = self._hit.value, self.rate.value, self._sweeps
         assert hit is not None
         chances = sorted((math.exp(score) for score in growth.scores[1:]), reverse=True)
-        best = gain = -rate * sweeps.of(1)
-        chosen = tokens = 0.0
+        chosen, tokens, best = 0, 0.0, -rate * sweeps.of(1)
         for nodes, chance in enumerate(chances[: growth.limits.nodes], 1):
             tokens += hit * chance
             gain = tokens - rate * sweeps.of(nodes + 1)
             if gain >= best:
                 chosen, best = nodes, gain
-        return int(chosen)
+        return chosen

@@ -8,8 +8,9 @@ its order, so that the ring stays in step with the prefetcher, which knows nothi
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from anyio import WouldBlock
@@ -41,19 +42,14 @@ from stages.streams import Stream
 from stages.sweep import Model, Sweep
 
 
-class Slots:
+class Slots(NamedTuple):
     """The verifier's end of the ring: pieces come ready in sweep order, slots go back."""
 
-    def __init__(
-        self,
-        ring: Ring,
-        codec: Codec,
-        decoded: Buffer | None,
-        ready: Receiver[PieceReady],
-        freed: Sender[SlotFree],
-    ) -> None:
-        self.ring, self.codec, self.decoded = ring, codec, decoded
-        self.ready, self.freed = ready, freed
+    ring: Ring
+    codec: Codec
+    decoded: Buffer | None
+    ready: Receiver[PieceReady]
+    freed: Sender[SlotFree]
 
 
 class Verifier(Actor):
@@ -125,19 +121,19 @@ class Verifier(Actor):
         request, sampling = session.request, session.request.sampling
         history: tuple[int, ...] = ()
         if isinstance(message, Tree):
-            start, tokens, parents = message.position, message.tokens, message.parents
+            start, parents = message.position, message.parents
             if sampling.looks_back:
                 history = (*request.prompt, *session.answer)
-                assert history[-1] == tokens[0], "the root is the last token of the answer"
+                assert history[-1] == message.tokens[0], "the root is the answer's last token"
         else:
-            start, tokens, parents = 0, message.tokens, None
+            start, parents = 0, None
             if sampling.looks_back:
-                history = tokens
+                history = message.tokens
         rider = Rider(
             message.session,
             message.place,
             start,
-            tokens,
+            message.tokens,
             parents,
             sampling,
             prompt=len(request.prompt),
@@ -203,29 +199,22 @@ class Verifier(Actor):
 
     def _resident(self, sweep: Sweep, step: Step) -> None:
         with self._clocked():
-            self._compute_resident(sweep, step)
+            if step.is_head:
+                assert self._head is not None
+                sweep.head(0, self._head)
+            for layer in step.layers:
+                sweep.layer(layer, {})
 
     def _streamed(self, sweep: Sweep, step: Step, buffer: Buffer) -> None:
-        with self._clocked():
-            self._compute_streamed(sweep, step, buffer)
-
-    def _compute_resident(self, sweep: Sweep, step: Step) -> None:
-        if step.is_head:
-            assert self._head is not None
-            sweep.head(0, self._head)
-        for layer in step.layers:
-            sweep.layer(layer, {})
-
-    def _compute_streamed(self, sweep: Sweep, step: Step, buffer: Buffer) -> None:
         assert step.piece is not None and self._slots is not None
-        tensors: Mapping[str, torch.Tensor] = self._slots.codec.decode(
-            step.piece, buffer, self._model.skeleton.dtype, self._slots.decoded
-        )
-        if step.is_head:
-            (weight,) = tensors.values()
-            sweep.head(step.piece.start_row, weight)
-        else:
-            sweep.layer(step.layers[0], tensors)
+        dtype = self._model.skeleton.dtype
+        with self._clocked():
+            tensors = self._slots.codec.decode(step.piece, buffer, dtype, self._slots.decoded)
+            if step.is_head:
+                (weight,) = tensors.values()
+                sweep.head(step.piece.start_row, weight)
+            else:
+                sweep.layer(step.layers[0], tensors)
 
 
 def _nothing(message: Tree | Prefill | Refill) -> Verdict:

@@ -48,8 +48,7 @@ async def test_all_dtypes_at_all_alignments(tmp_path: Path, dtype: torch.dtype, 
     }
     aligned = lead % 2 == 0
     assert ("a" in copied) == (dtype != torch.bfloat16 or not aligned)
-    assert codec.detached(piece, dtype) == (len(copied) == len(NAMED))
-    if codec.detached(piece, dtype):  # the slot may be refilled now
+    if copied == set(NAMED):  # the slot may be refilled now
         slot.tensor(torch.uint8, (slot.nbytes,)).fill_(0xFF)
         assert torch.equal(found["c"], NAMED["c"].to(dtype))
     device.close()

@@ -286,7 +286,7 @@ class FakeWorker:
 
     def hear(self, kind: type[Loaded]) -> Loaded:
         self.log.append(f"{self.kind} loads")
-        return Loaded("cpu", 0.0)
+        return Loaded("cpu")
 
     def ask(self, ask: Ask) -> Answered:
         self.log.append(f"{self.kind} {'warms up' if ask == WARM_UP else ask.prompt}")
@@ -597,7 +597,7 @@ class FakeArena:
 
     def arm(self, kind: str, *, required: bool) -> Arm:
         made = Arm(job(), Baseline(10), [], required=required)
-        made.loaded = Loaded("cpu", 0.0, plan_facts("plain", None))
+        made.loaded = Loaded("cpu", plan_facts("plain", None))
         return made
 
 

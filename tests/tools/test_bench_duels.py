@@ -65,7 +65,7 @@ def arm(kind: Kind, settings: Settings | None = None, step: str = "plain") -> Ar
         direct_reads=True,
         tokens_per_s=8.0 if drafts else 2.5,
     )
-    made.loaded = Loaded("cpu", 0.0, facts)
+    made.loaded = Loaded("cpu", facts)
     return made
 
 

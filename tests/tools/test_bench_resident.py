@@ -146,10 +146,8 @@ def test_resident_compares_with_transformers(
     def take_turns(arms: dict[str, Arm], prompts: list[Prompt], *more: object) -> list[Turn]:
         for name, arm in arms.items():
             kinds[name] = arm.job.kind
-            arm.loaded = Loaded("cpu", 0.0)
-        arms["paceline"].loaded = Loaded(
-            "cpu", 0.0, PlanFacts("resident", None, 0, 0, 1, 0, 0, None)
-        )
+            arm.loaded = Loaded("cpu")
+        arms["paceline"].loaded = Loaded("cpu", PlanFacts("resident", None, 0, 0, 1, 0, 0, None))
         runs = {"paceline": answered((1, 2, 3), 1.0), "transformers": answered(theirs, 2.0)}
         runs["transformers_assisted"] = answered((1, 2, 3), 0.5)
         return [Turn(0, prompt, runs) for prompt in prompts]

@@ -23,6 +23,10 @@ Limit = Annotated[int, typer.Option("--limit", min=1, help="Prompts, spread even
 MaxTokens = Annotated[int, typer.Option("-n", "--max-tokens", min=2, help="Longest answer.")]
 Seed = Annotated[int, typer.Option("-s", "--seed", min=0, help="Of sampling; decoding is greedy.")]
 Repeats = Annotated[int, typer.Option("--repeats", min=1, help="Times that each prompt is asked.")]
+PerLength = Annotated[int, typer.Option("--repeats", min=1, help="Prompts of each length.")]
+Nodes = Annotated[
+    int, typer.Option("--nodes", min=1, max=1024, help="Most nodes that a tree is sent with.")
+]
 JsonFile = Annotated[Path | None, typer.Option("--json", help="Write the result to this file.")]
 Out = Annotated[
     Path | None,

@@ -9,7 +9,8 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from functools import partial
+from typing import Annotated, Any
 
 import typer
 from typer.exceptions import TyperException
@@ -23,7 +24,9 @@ from tools.bench.arguments import (
     MaxTokens,
     Memory,
     Model,
+    Nodes,
     Out,
+    PerLength,
     Prompts,
     Repeats,
     Seed,
@@ -32,10 +35,6 @@ from tools.bench.arguments import (
 from tools.bench.comparisons import budgets, context, links, report
 from tools.bench.prompts import DEFAULT
 from tools.bench.running import Outputs, make_options, read_names, run_benchmark
-
-if TYPE_CHECKING:
-    from tools.bench.results import Options, Result
-    from tools.bench.shown import Shown
 
 DEFAULT_MEMORY = "200MiB"
 PREFILL_MEMORY = "700MiB"
@@ -73,7 +72,7 @@ def link(
     from tools.bench.report import link_table
 
     options = make_options(model, memory, prompts, limit, max_tokens, seed, repeats, link_gbps)
-    run_benchmark(measure_link, options, link_table, Outputs.of(context, json, out))
+    run_benchmark(partial(measure_link, options), link_table, Outputs.of(context, json, out))
 
 
 @app.command()
@@ -104,11 +103,8 @@ def decode(
         model, memory, prompts, limit, max_tokens, seed, repeats, link_gbps, substitute, gguf
     )
     names = read_names(arms, ARMS)
-
-    def measure(options: Options, shown: Shown) -> Result:
-        return measure_decode(options, names, shown)
-
-    run_benchmark(measure, options, decode_table, Outputs.of(context, json, out))
+    measure = partial(measure_decode, options, names)
+    run_benchmark(measure, decode_table, Outputs.of(context, json, out))
 
 
 @app.command()
@@ -133,7 +129,7 @@ def overlap(
     options = make_options(
         model, memory, prompts, limit, max_tokens, seed, repeats, link_gbps, substitute
     )
-    run_benchmark(measure_overlap, options, overlap_table, Outputs.of(context, json, out))
+    run_benchmark(partial(measure_overlap, options), overlap_table, Outputs.of(context, json, out))
 
 
 @app.command()
@@ -162,11 +158,8 @@ def resident(
 
     options = make_options(model, memory, prompts, limit, max_tokens, seed, repeats, gguf=gguf)
     names = read_names(arms, ARMS)
-
-    def measure(options: Options, shown: Shown) -> Result:
-        return measure_resident(options, names, shown)
-
-    run_benchmark(measure, options, decode_table, Outputs.of(context, json, out))
+    measure = partial(measure_resident, options, names)
+    run_benchmark(measure, decode_table, Outputs.of(context, json, out))
 
 
 @app.command()
@@ -180,7 +173,7 @@ def prefill(
         int, typer.Option("-n", "--max-tokens", min=1, help="Longest answer: the first will do.")
     ] = 1,
     seed: Seed = 0,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Prompts of each length.")] = 3,
+    repeats: PerLength = 3,
     json: JsonFile = None,
     out: Out = None,
     link_gbps: LinkGbps = None,
@@ -194,11 +187,8 @@ def prefill(
 
     options = make_options(model, memory, prompts, limit, max_tokens, seed, repeats, link_gbps)
     asked = read_lengths(lengths)
-
-    def measure(options: Options, shown: Shown) -> Result:
-        return measure_prefill(options, asked, shown)
-
-    run_benchmark(measure, options, prefill_table, Outputs.of(context, json, out))
+    measure = partial(measure_prefill, options, asked)
+    run_benchmark(measure, prefill_table, Outputs.of(context, json, out))
 
 
 @app.command()
@@ -222,9 +212,7 @@ def tree(
     temperatures: Annotated[
         str, typer.Option("--temperatures", help="As 0,0.7,1: each has answers of its own.")
     ] = "0,1",
-    nodes: Annotated[
-        int, typer.Option("--nodes", min=1, max=1024, help="Most nodes that a tree is sent with.")
-    ] = 128,
+    nodes: Nodes = 128,
 ) -> None:
     """Tokens a round of tree rules at equal draft time: chain, SubSpec's, ours."""
     from tools.bench.tree import TreeChoice, measure_tree
@@ -232,11 +220,8 @@ def tree(
 
     options = make_options(model, memory, prompts, limit, max_tokens, seed, repeats, link_gbps)
     choice = TreeChoice.read(formats, temperatures, nodes)
-
-    def measure(options: Options, shown: Shown) -> Result:
-        return measure_tree(options, choice, shown)
-
-    run_benchmark(measure, options, tree_table, Outputs.of(context, json, out))
+    measure = partial(measure_tree, options, choice)
+    run_benchmark(measure, tree_table, Outputs.of(context, json, out))
 
 
 for _command in (budgets, links, context, report):

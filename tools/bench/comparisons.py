@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,17 +15,15 @@ from tools.bench.arguments import (
     MaxTokens,
     Memory,
     Model,
+    Nodes,
     Out,
+    PerLength,
     Prompts,
     Repeats,
     Seed,
 )
 from tools.bench.prompts import DEFAULT
 from tools.bench.running import Outputs, make_options, run_benchmark
-
-if TYPE_CHECKING:
-    from tools.bench.results import Options, Result
-    from tools.bench.shown import Shown
 
 LINKS_MEMORY = "200MiB"
 CONTEXT_MEMORY = "200MiB"
@@ -56,11 +55,8 @@ def budgets(
 
     asked = read_budgets(budgets)
     options = make_options(model, None, prompts, limit, max_tokens, seed, repeats, link_gbps)
-
-    def measure(options: Options, shown: Shown) -> Result:
-        return measure_budgets(options, asked, shown)
-
-    run_benchmark(measure, options, budgets_table, Outputs.of(context, json, out))
+    measure = partial(measure_budgets, options, asked)
+    run_benchmark(measure, budgets_table, Outputs.of(context, json, out))
 
 
 def links(
@@ -84,11 +80,8 @@ def links(
 
     speeds = read_links(gbps)
     options = make_options(model, memory, prompts, limit, max_tokens, seed, repeats)
-
-    def measure(options: Options, shown: Shown) -> Result:
-        return measure_links(options, speeds, shown)
-
-    run_benchmark(measure, options, links_table, Outputs.of(context, json, out))
+    measure = partial(measure_links, options, speeds)
+    run_benchmark(measure, links_table, Outputs.of(context, json, out))
 
 
 def context(
@@ -99,7 +92,7 @@ def context(
     limit: Limit = 40,
     max_tokens: MaxTokens = 48,
     seed: Seed = 0,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Prompts of each length.")] = 1,
+    repeats: PerLength = 1,
     json: JsonFile = None,
     out: Out = None,
     link_gbps: LinkGbps = None,
@@ -109,9 +102,7 @@ def context(
     substitute: Annotated[
         str, typer.Option("--substitute", help="int4, int8, nf4, int6, int3 or int2.")
     ] = "int4",
-    nodes: Annotated[
-        int, typer.Option("--nodes", min=1, max=1024, help="Most nodes that a tree is sent with.")
-    ] = 64,
+    nodes: Nodes = 64,
     sweep: Annotated[
         float | None,
         typer.Option("--sweep", help="Seconds of a sweep. [default: the engine's, timed once]"),
@@ -128,11 +119,8 @@ def context(
 
     options = make_options(model, memory, prompts, limit, max_tokens, seed, repeats, link_gbps)
     choice = ContextChoice.read(lengths, substitute, nodes, sweep)
-
-    def measure(options: Options, shown: Shown) -> Result:
-        return measure_context(options, choice, shown)
-
-    run_benchmark(measure, options, context_table, Outputs.of(context, json, out))
+    measure = partial(measure_context, options, choice)
+    run_benchmark(measure, context_table, Outputs.of(context, json, out))
 
 
 def report(

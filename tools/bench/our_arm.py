@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 
 import anyio
 import anyio.to_thread
@@ -40,16 +39,12 @@ async def _run_baseline(job: Job, conversation: Conversation) -> None:
 
 
 async def _serve(job: Job, conversation: Conversation) -> None:
-    began = time.perf_counter()
     with PeakSampler() as sampler:
         engine = await Engine.open_with(job.settings)
     async with engine:
         served = _Served(engine, sampler.peak)
         await served.measure_link()
-        loaded = Loaded(
-            engine.runtime.device.name, time.perf_counter() - began, _plan_facts(engine)
-        )
-        conversation.say(loaded)
+        conversation.say(Loaded(engine.runtime.device.name, _plan_facts(engine)))
         while (ask := await anyio.to_thread.run_sync(conversation.hear, Ask)) is not None:
             conversation.say(await served.run(ask))
 

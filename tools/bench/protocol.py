@@ -71,7 +71,6 @@ class Loaded(msgspec.Struct, frozen=True, tag=True):
     """The arm is ready for Asks. `plan` is None for other people's arms."""
 
     device: str
-    load_s: float
     plan: PlanFacts | None = None
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +10,7 @@ from typing import Any
 import msgspec
 
 from pipeline.settings import Settings
+from pipeline.whole_file import write_whole
 from routing.errors import OptionError
 from tools.bench.figures import figure
 from tools.bench.machine import describe_machine, describe_versions
@@ -95,13 +94,8 @@ def make_directory(path: Path, option: str) -> None:
 
 def write_file(path: Path, content: bytes, option: str = "--json") -> None:
     """Write a file wholly or not at all. Raises OptionError if it cannot be."""
-    beside = path.parent / f".{path.name}.{secrets.token_hex(4)}"
     try:
-        beside.write_bytes(content)
-        os.replace(beside, path)
+        write_whole(path, content)
     except OSError as error:
         expected = f"a file that can be written ({error.strerror})"
         raise OptionError(option, str(path), expected) from error
-    finally:
-        with contextlib.suppress(OSError):
-            beside.unlink()

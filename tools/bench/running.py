@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tools.bench.results import Options, Result
     from tools.bench.shown import Shown
 
-    Measure = Callable[[Options, Shown], Result]
+    Measure = Callable[[Shown], Result]
 
 
 class Outputs(msgspec.Struct, frozen=True):
@@ -72,16 +72,14 @@ def command_line(context: typer.Context) -> str:
     return shlex.join(words)
 
 
-def run_benchmark(
-    measure: Measure, options: Options, table: Callable[[Result], Table], outputs: Outputs
-) -> None:
+def run_benchmark(measure: Measure, table: Callable[[Result], Table], outputs: Outputs) -> None:
     """Measure, write, print, draw; exit with 1 if an arm has failed."""
     from tools.bench.results import as_json
     from tools.bench.shown import Shown
 
     outputs.check()
     with Shown() as shown:
-        result = as_json(measure(options, shown) | {"command": outputs.command})
+        result = as_json(measure(shown) | {"command": outputs.command})
     outputs.write(result)
     Console().print(table(result))
     outputs.draw(result)

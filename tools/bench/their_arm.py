@@ -29,11 +29,10 @@ class Model(Protocol):
 
 def serve_model(load: Callable[[], Model], conversation: Conversation) -> None:
     """Load the model, then answer until there are no more Asks."""
-    began = time.perf_counter()
     with PeakSampler() as sampler:
         model = load()
     peak = sampler.peak
-    conversation.say(Loaded("cpu", time.perf_counter() - began))
+    conversation.say(Loaded("cpu"))
     energy = EnergyMeter()
     while (ask := conversation.hear(Ask)) is not None:
         with PeakSampler() as sampler:
