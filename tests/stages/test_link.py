@@ -110,7 +110,7 @@ async def test_a_simulated_disk_has_the_speed_asked_for(tmp_path: Path) -> None:
     link = device.open_link([str(tmp_path / "f")], chunk=16 * BLOCK, gbps=0.04)
     slots = [device.allocate(slot_bytes(pieces), "slot") for _ in pieces]
     took = math.inf
-    while took >= 0.15:  # a machine that stalls takes longer now and then; the test has its timeout
+    while took >= 0.5:  # a machine that stalls takes longer now and then; the test has its timeout
         began = time.perf_counter()
         await settle([link.fill(p, slot) for p, slot in zip(pieces, slots, strict=True)])
         took = time.perf_counter() - began

@@ -101,7 +101,7 @@ async def test_copies_keep_to_the_bandwidth(tmp_path: Path) -> None:
             assert took >= 0.1
             copies = [event.wait().transfers[-1] for event in events]
             assert all(a.end <= b.end for a, b in pairwise(copies))
-            if took < 0.15:
+            if took < 0.5:
                 break
         assert link.measure() <= nbytes / 0.02 / 1e9
         for slot in slots:
