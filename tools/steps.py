@@ -53,8 +53,14 @@ class Steps:
     Writes to stderr, so that what the command itself prints can still be piped on.
     """
 
-    def __init__(self, total: int, stream: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        total: int,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._total = total
+        self._clock = clock
         self._stream = sys.stderr if stream is None else stream
         self._terminal = self._stream.isatty() and os.environ.get("TERM") != "dumb"
         self._number = 0
@@ -68,7 +74,7 @@ class Steps:
         """One step; its line is closed with the time it took, or with 'stopped'."""
         self._number += 1
         self._title, self._detail = title, ""
-        self._began = self._shown = time.monotonic()
+        self._began = self._shown = self._clock()
         self._write("", end=False)
         try:
             yield
@@ -83,13 +89,13 @@ class Steps:
 
     def tick(self) -> None:
         """Called often: shows the time that has passed, no more often than is useful."""
-        now = time.monotonic()
+        now = self._clock()
         if now - self._shown >= (TICK_S if self._terminal else HEARTBEAT_S):
             self._shown = now
             self._write(self._detail, end=False)
 
     def _write(self, detail: str, *, end: bool = True) -> None:
-        elapsed = time.monotonic() - self._began
+        elapsed = self._clock() - self._began
         line = f"[{self._number}/{self._total}] {self._title}"
         if detail:
             line += f": {detail}"

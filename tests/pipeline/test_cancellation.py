@@ -77,9 +77,19 @@ async def by_close(
     now = anyio.Event()
     moments.after(when, now.set, name)
     stream = engine.stream(IDS, max_tokens=TOKENS)
-    await now.wait()
-    await stream.aclose()
-    return None
+    async with anyio.create_task_group() as either:
+
+        async def ends() -> None:
+            await idle(engine)
+            now.set()
+
+        either.start_soon(ends)
+        await now.wait()
+        came_through = engine.sessions.empty
+        if not came_through:
+            await stream.aclose()
+        either.cancel_scope.cancel()
+    return (await stream.collect()).token_ids if came_through else None
 
 
 async def by_break(
@@ -342,7 +352,7 @@ async def test_cancelled_while_it_opens(monkeypatch: pytest.MonkeyPatch, bare: b
     loop, working, interrupted = asyncio.get_running_loop(), anyio.Event(), threading.Event()
 
     def endless(settings: Settings, progress: Progress, *_: object) -> Prepared:
-        for _ in range(300):
+        for _ in range(4000):
             try:
                 progress.step("made", 0, 1)
             except Interrupted:

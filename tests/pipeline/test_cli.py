@@ -27,7 +27,7 @@ from tests.pipeline.made_cli import (
 from tests.stages.made_gguf import MadeGguf
 
 # A process imports everything anew, which takes seconds on a good day.
-pytestmark = pytest.mark.timeout(240)
+pytestmark = pytest.mark.timeout(600)
 
 SLOW_DISK = """
 import time
@@ -66,9 +66,10 @@ def here(capsys: pytest.CaptureFixture[str]) -> Here:
 
 
 def ended(done: Outcome, path: Path) -> None:
-    """Interrupted, in one line, and nothing left behind."""
+    """Interrupted, in one line (after more of its progress, maybe), and nothing left behind."""
     assert done.code == 130, done
-    assert done.err == "paceline: interrupted\n", done
+    progress = r"((Converting the model|Loading weights): \d+ of \d+ MiB\n)*"
+    assert re.fullmatch(progress + "paceline: interrupted\n", done.err), done
     assert left_behind(path) == []
 
 
@@ -160,21 +161,29 @@ def test_closed_files_are_no_reason_to_fail(tmp_path: Path) -> None:
 
 
 def test_help_and_version_import_nothing_heavy(tmp_path: Path) -> None:
-    """Less than a second: processor time is measured, as the machine may be busy."""
+    """A third of a second, two to three times what the argument parser's own import takes.
+
+    Processor time is measured, against each other, as the machine may be slow or busy.
+    """
     tail = (
         "import atexit, os, sys\natexit.register(lambda: print(sum(os.times()[:2]), *sys.modules))"
     )
-    for argument, word in (("--help", "generate"), ("--version", "paceline")):
+
+    def said(started: list[str]) -> str:
         done = subprocess.run(
-            command([argument], tail),
-            capture_output=True,
-            text=True,
-            env=environment(tmp_path),
-            check=True,
+            started, capture_output=True, text=True, env=environment(tmp_path), check=True
         )
-        assert word in done.stdout and done.stderr == ""
-        seconds, *modules = done.stdout.splitlines()[-1].split()
-        assert float(seconds) < 1.0
+        assert done.stderr == ""
+        return done.stdout
+
+    parser = [sys.executable, "-c", f"{tail}\nimport typer"]
+    for argument, word in (("--help", "generate"), ("--version", "paceline")):
+        said(command([argument]))  # compiled, and read from the disk once
+        least, whole = said(parser), said(command([argument], tail))
+        assert word in whole
+        seconds, *modules = whole.splitlines()[-1].split()
+        assert float(seconds) < 7 * float(least.split()[0])
+        assert len(modules) < 500, "torch alone is more than a thousand"
         assert not {"torch", "transformers", "numpy", "rich.console"} & set(modules)
 
 

@@ -32,7 +32,7 @@ from tests.pipeline.moments import idle, nothing_held
 
 IDS = made.make_prompt(320, 13, seed=8)
 CALLERS = 5
-PATIENCE = 20
+PATIENCE = 120
 
 
 @pytest.fixture(scope="module")

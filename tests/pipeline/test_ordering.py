@@ -28,7 +28,7 @@ from tests.pipeline.made_engine import made_engine
 
 TOKENS = 12
 IDS = made.make_prompt(320, 17, seed=12)
-PATIENCE = 20
+PATIENCE = 120
 SLOTS = 2  # of the smallest plan
 
 
@@ -168,7 +168,7 @@ def announce_before_filled(patch: pytest.MonkeyPatch) -> None:
         if fill not in fills:
             fills.append(fill)
         if fills.index(fill) >= SLOTS:
-            reused.wait(PATIENCE / 4)
+            reused.wait(5)
         read(self, fill, *chunk)
 
     def streams(self: Verifier, *args: Any) -> None:

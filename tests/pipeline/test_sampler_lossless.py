@@ -120,7 +120,10 @@ async def test_fewer_rows_than_nodes_change_nothing(llama: Path, rows: int) -> N
     assert plain.drafted > plain.rounds, "greedy answers need no rows of logits"
 
 
-@settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=8,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 @given(sampling=samplings(320))
 def test_any_options_give_transformers_tokens(llama: Path, sampling: Sampling) -> None:
     assume(sampling.allowed is None or set(sampling.allowed) - set(sampling.banned))

@@ -149,13 +149,16 @@ async def test_of_a_sweep_that_a_prompt_rode_along_with_nothing_is_told(
 
 
 async def test_a_slow_link_is_waited_for(model: Path, watch: Watch) -> None:
-    """20 ms a layer; made layers are computed in less."""
-    async with made_engine(model, device="simulated", link_gbps=0.0125, depth=4) as engine:
-        await engine.generate(IDS, max_tokens=4)
-    check(watch)
-    trees = [(swept.wall_s, swept.verdicts[0].sweep) for swept in watch.swept if not swept.prompt]
-    # Not of each: the machine may have stalled.
-    assert max(times.waited / wall_s for wall_s, times in trees if times is not None) > 0.5
+    """200 ms a layer; made layers are computed in a few, and in 20 to 60 on a busy core."""
+    share = 0.0
+    async with made_engine(model, device="simulated", link_gbps=0.00125, depth=4) as engine:
+        while share <= 0.5:  # the machine may have stalled; the test has its timeout
+            watch.swept.clear()
+            watch.ordered.clear()
+            await engine.generate(IDS, max_tokens=4)
+            check(watch)
+            trees = [(one.wall_s, one.verdicts[0].sweep) for one in watch.swept if not one.prompt]
+            share = max(times.waited / wall_s for wall_s, times in trees if times is not None)
 
 
 async def test_what_is_resident_is_not_waited_for(model: Path, watch: Watch) -> None:

@@ -56,7 +56,7 @@ def test_reads_what_was_written(layout: str, request: pytest.FixtureRequest) -> 
     database=None,
     max_examples=50,
     deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_rows_are_the_rows_asked_for(single: Path, rows: list[int], bounds: Any) -> None:
     start, stop = sorted(bounds)

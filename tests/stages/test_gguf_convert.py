@@ -346,7 +346,10 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @given(place=st.floats(0, 1), new=st.binary(min_size=1, max_size=3))
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=25,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 def test_a_changed_file_is_converted_or_refused(
     place: float, new: bytes, small: Path, tmp_path: Path
 ) -> None:

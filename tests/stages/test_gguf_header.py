@@ -107,7 +107,10 @@ def test_tensors_may_not_overlap_nor_share_a_name(small: Path, tmp_path: Path) -
 
 
 @given(tail=st.binary(max_size=200))
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=100,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 def test_any_bytes_are_a_header_or_an_error(tail: bytes, tmp_path: Path) -> None:
     path = tmp_path / "any.gguf"
     path.write_bytes(b"GGUF\x03\x00\x00\x00" + tail)
@@ -116,7 +119,10 @@ def test_any_bytes_are_a_header_or_an_error(tail: bytes, tmp_path: Path) -> None
 
 
 @given(changes=st.lists(st.tuples(st.floats(0, 1), st.binary(min_size=1, max_size=8)), min_size=1))
-@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=100,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
 def test_a_changed_header_is_sound_or_an_error(
     changes: list[tuple[float, bytes]], small: Path, tmp_path: Path
 ) -> None:

@@ -420,7 +420,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     return make_tiny(tmp_path_factory.mktemp("bench") / "model")
 
 
-@pytest.mark.timeout(240)  # three processes that import torch, on a machine that may be busy
+@pytest.mark.timeout(600)  # three processes that import torch, on a machine that may be busy
 def test_decode_measures_a_made_model(
     tiny: tuple[Path, int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

