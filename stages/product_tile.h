@@ -36,6 +36,8 @@ TARGET static inline __attribute__((always_inline)) void NAME(tile)(
     for (int r = 0; r < rows; r++)
         sum[r] = _mm256_setzero_ps();
     for (ptrdiff_t g = 0; g < work->groups; g++, block += GROUP_BYTES) {
+        for (int line = 0; row == 0 && line < GROUP_BYTES; line += 64)
+            _mm_prefetch((const char *)block + AHEAD + line, _MM_HINT_T0);
         for (int r = 0; r < rows; r++)
             low[r] = high[r] = _mm256_setzero_si256();
 #pragma GCC unroll 8

@@ -29,6 +29,10 @@
 
 enum { GROUP = 64, BLOCK = 8, PASS_ROWS = 64 };
 
+/* Bytes ahead of the weights in use that are asked for. A processor follows a run of addresses by
+ * itself only to the end of a page, and too late for one thread to read as fast as memory gives. */
+enum { AHEAD = 6144 };
+
 typedef struct {
     float scale;   /* of the codes */
     float sum;     /* of what the codes stand for */
