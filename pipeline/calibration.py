@@ -1,4 +1,4 @@
-"""How fast this machine computes, measured once and kept in the cache, for the planner."""
+"""How fast this machine computes, measured once a day and kept in the cache, for the planner."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import os
 import platform
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -24,14 +25,16 @@ LEAST_WEIGHTS = 20_000_000
 """A smaller model has answered before anything is measured: it is planned with usual figures."""
 COMPILED_LAYER_S = 4e-5
 """A draft layer besides its products, where the compiled part runs it (some hundred rows of KV)."""
+KEPT_S = 24 * 3600
+"""Seconds that figures are kept: the machine may have been busy when they were measured."""
 _VERSION = 1
 
 
 def calibrated(shape: ModelShape, dtype: str, forms: Sequence[str], progress: Progress) -> Compute:
     """Rates for a model of this shape that computes in `dtype` ("torch.float32" and so on).
 
-    Measured at the first call on a machine, in some seconds; at every call where there can be no
-    cache directory.
+    Measured at a machine's first call of a day, in some seconds; at every call where there can be
+    no cache directory.
     """
     if sum(m.elements for m in (*shape.matrices(), shape.head)) < LEAST_WEIGHTS:
         return Compute()
@@ -76,8 +79,10 @@ def _key(dtype: str, forms: Sequence[str]) -> str:
 
 
 def _read(path: Path, forms: Sequence[str]) -> Compute | None:
-    """None too for a file that is damaged or another version's."""
+    """None too for a file that is old, damaged or another version's."""
     try:
+        if not 0 <= time.time() - path.stat().st_mtime < KEPT_S:
+            return None
         found = msgspec.json.decode(path.read_bytes(), type=Compute)
     except (OSError, msgspec.MsgspecError):
         return None

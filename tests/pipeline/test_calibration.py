@@ -1,8 +1,9 @@
-"""What this machine computes is measured once, and kept."""
+"""What this machine computes is measured once a day, and kept."""
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import torch
 
 from pipeline import calibration, preparation
-from pipeline.calibration import COMPILED_LAYER_S, LEAST_WEIGHTS, calibrated
+from pipeline.calibration import COMPILED_LAYER_S, KEPT_S, LEAST_WEIGHTS, calibrated
 from pipeline.predictions import Compute
 from pipeline.preparation import look
 from pipeline.settings import Settings
@@ -98,6 +99,21 @@ def test_it_is_measured_once_and_then_read(measured: Measured, cache: Path) -> N
     assert len(measured.asked) == 1
     (file,) = files(cache)
     assert file.parent == cache / "calibrations"
+
+
+@pytest.mark.parametrize("age", [KEPT_S + 60, -3600], ids=["yesterday", "a clock set back"])
+def test_it_is_measured_anew_the_next_day(measured: Measured, cache: Path, age: int) -> None:
+    """The machine may have been busy."""
+    first = compute()
+    measured.rates = ProductRates(1.0, 1.0, {"int4": 1.0, "int8": 1.0})
+    (file,) = files(cache)
+    then = file.stat().st_mtime - age
+    os.utime(file, (then, then))
+    second = compute()
+    assert second.gflops == 1.0 != first.gflops
+    assert compute() == second
+    assert len(measured.asked) == 2
+    assert files(cache) == [file]
 
 
 def test_each_dtype_and_each_set_of_formats_is_measured_by_itself(
