@@ -67,15 +67,15 @@ AVX2 INLINE __m256i pairs_sum(__m256i pairs)
 #define SIGNED(sum, w, x)                                                                          \
     _mm256_add_epi32(                                                                              \
         sum, pairs_sum(_mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w))))
-#define BIASED(bias, a, b, codes)                                                                  \
-    _mm256_add_epi32(_mm256_set1_epi32(-(bias) * (codes)), _mm256_add_epi32(a, b))
+#define MENDED(mend, a, b) _mm256_add_epi32(_mm256_set1_epi32(mend), _mm256_add_epi32(a, b))
 
 #define TARGET AVX2
 #define NAME(x) x##_int6_avx2
 #define FORM INT6
 #define WEIGHTS(at, set) codes_of_6(at, set)
 #define DOT WIDER
-#define TOTAL(a, b, codes) BIASED(32, a, b, codes)
+#define TOTAL(a, b, mend) MENDED(mend, a, b)
+#define WIDE 0
 #include "product_tile.h"
 
 #define TARGET AVX2
@@ -83,7 +83,8 @@ AVX2 INLINE __m256i pairs_sum(__m256i pairs)
 #define FORM INT4
 #define WEIGHTS(at, set) bits_of(at, 4, set, 0)
 #define DOT UNSIGNED
-#define TOTAL(a, b, codes) BIASED(8, pairs_sum(a), pairs_sum(b), codes)
+#define TOTAL(a, b, mend) MENDED(mend, pairs_sum(a), pairs_sum(b))
+#define WIDE 0
 #include "product_tile.h"
 
 #define TARGET AVX2
@@ -91,7 +92,8 @@ AVX2 INLINE __m256i pairs_sum(__m256i pairs)
 #define FORM INT3
 #define WEIGHTS(at, set) codes_of_3(at, set)
 #define DOT UNSIGNED
-#define TOTAL(a, b, codes) BIASED(4, pairs_sum(a), pairs_sum(b), codes)
+#define TOTAL(a, b, mend) MENDED(mend, pairs_sum(a), pairs_sum(b))
+#define WIDE 0
 #include "product_tile.h"
 
 #define TARGET AVX2
@@ -99,7 +101,8 @@ AVX2 INLINE __m256i pairs_sum(__m256i pairs)
 #define FORM INT2
 #define WEIGHTS(at, set) bits_of(at, 2, set, 0)
 #define DOT UNSIGNED
-#define TOTAL(a, b, codes) BIASED(2, pairs_sum(a), pairs_sum(b), codes)
+#define TOTAL(a, b, mend) MENDED(mend, pairs_sum(a), pairs_sum(b))
+#define WIDE 0
 #include "product_tile.h"
 
 #define TARGET AVX2
@@ -107,7 +110,8 @@ AVX2 INLINE __m256i pairs_sum(__m256i pairs)
 #define FORM INT8
 #define WEIGHTS(at, set) bytes_of(at, set, 128)
 #define DOT SIGNED
-#define TOTAL(a, b, codes) _mm256_add_epi32(a, b)
+#define TOTAL(a, b, mend) _mm256_add_epi32(a, b)
+#define WIDE 0
 #include "product_tile.h"
 
 #define TARGET AVX2
@@ -115,53 +119,48 @@ AVX2 INLINE __m256i pairs_sum(__m256i pairs)
 #define FORM NF4
 #define WEIGHTS(at, set) levels_of(at, set, 0)
 #define DOT SIGNED
-#define TOTAL(a, b, codes) _mm256_add_epi32(a, b)
+#define TOTAL(a, b, mend) _mm256_add_epi32(a, b)
+#define WIDE 0
 #include "product_tile.h"
 
 #define TARGET VNNI
 #define NAME(x) x##_int6_vnni
 #define FORM INT6
 #define WEIGHTS(at, set) codes_of_6(at, set)
-#define DOT _mm256_dpbusd_epi32
-#define TOTAL(a, b, codes) BIASED(32, a, b, codes)
+#define WIDE 1
 #include "product_tile.h"
 
 #define TARGET VNNI
 #define NAME(x) x##_int4_vnni
 #define FORM INT4
 #define WEIGHTS(at, set) bits_of(at, 4, set, 0)
-#define DOT _mm256_dpbusd_epi32
-#define TOTAL(a, b, codes) BIASED(8, a, b, codes)
+#define WIDE 1
 #include "product_tile.h"
 
 #define TARGET VNNI
 #define NAME(x) x##_int3_vnni
 #define FORM INT3
 #define WEIGHTS(at, set) codes_of_3(at, set)
-#define DOT _mm256_dpbusd_epi32
-#define TOTAL(a, b, codes) BIASED(4, a, b, codes)
+#define WIDE 1
 #include "product_tile.h"
 
 #define TARGET VNNI
 #define NAME(x) x##_int2_vnni
 #define FORM INT2
 #define WEIGHTS(at, set) bits_of(at, 2, set, 0)
-#define DOT _mm256_dpbusd_epi32
-#define TOTAL(a, b, codes) BIASED(2, a, b, codes)
+#define WIDE 1
 #include "product_tile.h"
 
 #define TARGET VNNI
 #define NAME(x) x##_int8_vnni
 #define FORM INT8
 #define WEIGHTS(at, set) bytes_of(at, set, 0)
-#define DOT _mm256_dpbusd_epi32
-#define TOTAL(a, b, codes) BIASED(128, a, b, codes)
+#define WIDE 1
 #include "product_tile.h"
 
 #define TARGET VNNI
 #define NAME(x) x##_nf4_vnni
 #define FORM NF4
 #define WEIGHTS(at, set) levels_of(at, set, 128)
-#define DOT _mm256_dpbusd_epi32
-#define TOTAL(a, b, codes) BIASED(128, a, b, codes)
+#define WIDE 1
 #include "product_tile.h"

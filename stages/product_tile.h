@@ -1,13 +1,22 @@
-/* Eight outputs for up to four rows. Included by product_forms.h once for each instruction set and
- * form of weights, with
+/* Eight outputs for up to four rows, or eight. Included by product_forms.h once for each instruction
+ * set and form of weights, with
  *   TARGET                      the function attributes of that instruction set
  *   NAME(x)                     x with its suffix
  *   FORM                        one of the forms of products.h
  *   WEIGHTS(at, set)            the weights of a set of 4 columns, eight outputs; at: the group
+ *   WIDE                        whether there are 32 registers, and dpbusd; if not, also
  *   DOT(sum, w, x)              sum + products of the weights w and the signed bytes x
- *   TOTAL(a, b, codes)          eight 32-bit sums: what DOT gathered in a and b, mended where
- *                               weights have a bias by the sum of the activations' codes
+ *   TOTAL(a, b, mend)           eight 32-bit sums: what DOT gathered in a and b, and where weights
+ *                               have a bias, what mends it
  */
+#if WIDE
+/* What mends a bias is where the sum starts, so that it takes no instruction of its own. */
+#define DOT _mm256_dpbusd_epi32
+#define START _mm256_set1_epi32
+#define TOTAL(a, b, mend) _mm256_add_epi32(a, b)
+#else
+#define START(mend) _mm256_setzero_si256()
+#endif
 #if FORM == INT8
 #define CODE_BYTES (8 * GROUP)
 #elif FORM == INT6
@@ -30,20 +39,22 @@ TARGET static inline __attribute__((always_inline)) void NAME(tile)(
     const uint8_t *block = work->weights + number * work->groups * GROUP_BYTES;
     const int8_t *codes = work->codes + row * width;
     const Part *parts = work->parts + row * work->groups;
-    __m256 sum[4];
-    __m256i low[4], high[4];
+    __m256 sum[8];
+    __m256i low[8], high[8];
 
     for (int r = 0; r < rows; r++)
         sum[r] = _mm256_setzero_ps();
     for (ptrdiff_t g = 0; g < work->groups; g++, block += GROUP_BYTES) {
         for (int line = 0; row == 0 && line < GROUP_BYTES; line += 64)
             _mm_prefetch((const char *)block + AHEAD + line, _MM_HINT_T0);
-        for (int r = 0; r < rows; r++)
-            low[r] = high[r] = _mm256_setzero_si256();
+        for (int r = 0; r < rows; r++) {
+            low[r] = START(parts[r * work->groups + g].mend);
+            high[r] = _mm256_setzero_si256();
+        }
 #pragma GCC unroll 8
         for (int step = 0; step < 8; step++) {
             const __m256i first = WEIGHTS(block, 2 * step), second = WEIGHTS(block, 2 * step + 1);
-#pragma GCC unroll 4
+#pragma GCC unroll 8
             for (int r = 0; r < rows; r++) {
                 const int8_t *from = codes + r * width + g * GROUP + 8 * step;
                 low[r] = DOT(low[r], first, _mm256_set1_epi32(load_int(from)));
@@ -57,10 +68,10 @@ TARGET static inline __attribute__((always_inline)) void NAME(tile)(
 #elif FORM == NF4
         const __m256 scale = _mm256_load_ps((const float *)(block + CODE_BYTES));
 #endif
-#pragma GCC unroll 4
+#pragma GCC unroll 8
         for (int r = 0; r < rows; r++) {
             const Part *part = parts + r * work->groups + g;
-            const __m256 total = _mm256_cvtepi32_ps(TOTAL(low[r], high[r], part->codes));
+            const __m256 total = _mm256_cvtepi32_ps(TOTAL(low[r], high[r], part->mend));
 #if FORM == INT8
             sum[r] = _mm256_fmadd_ps(total, _mm256_set1_ps(part->scale), sum[r]);
 #else
@@ -97,6 +108,9 @@ TARGET static void NAME(multiply)(const Work *work, ptrdiff_t from, ptrdiff_t to
         const ptrdiff_t left = work->outputs - b * BLOCK, count = left < BLOCK ? left : BLOCK;
         float *out = work->out + b * BLOCK;
         ptrdiff_t row = 0;
+        if (WIDE)
+            for (; row + 8 <= work->rows; row += 8, out += 8 * work->outputs)
+                NAME(tile)(8, work, b, row, out, count);
         for (; row + 4 <= work->rows; row += 4, out += 4 * work->outputs)
             NAME(tile)(4, work, b, row, out, count);
         if (row + 3 == work->rows)
@@ -116,4 +130,6 @@ TARGET static void NAME(multiply)(const Work *work, ptrdiff_t from, ptrdiff_t to
 #undef FORM
 #undef WEIGHTS
 #undef DOT
+#undef WIDE
 #undef TOTAL
+#undef START

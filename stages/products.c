@@ -36,7 +36,7 @@ enum { AHEAD = 6144 };
 typedef struct {
     float scale;   /* of the codes */
     float sum;     /* of what the codes stand for */
-    int32_t codes; /* their sum */
+    int32_t mend;  /* what the weights' bias adds to a sum of products, undone */
 } Part;
 
 typedef struct Work {
@@ -45,6 +45,7 @@ typedef struct Work {
     int8_t *codes; /* [rows][groups][64] */
     Part *parts;   /* [rows][groups] */
     float *out;    /* [rows][outputs] */
+    int bias;
     void (*multiply)(const struct Work *, ptrdiff_t, ptrdiff_t);
 } Work;
 
@@ -68,7 +69,7 @@ AVX2 static void quantize(const float *x, int8_t *codes, Part *part)
     memcpy(&largest, &bits, sizeof bits);
     if (bits >= 0x7f800000 || largest < 1e-36f) { /* below it, 127 / largest overflows */
         memset(codes, 0, GROUP);
-        part->codes = 0;
+        part->mend = 0;
         part->scale = part->sum = bits >= 0x7f800000 ? __builtin_nanf("") : 0.0f;
         return;
     }
@@ -87,7 +88,7 @@ AVX2 static void quantize(const float *x, int8_t *codes, Part *part)
     _mm256_storeu_si256((__m256i *)lanes, total);
     for (int i = 0; i < 8; i++)
         sum += lanes[i];
-    part->codes = sum;
+    part->mend = sum; /* for a bias of -1 */
     part->scale = largest / 127.0f;
     part->sum = part->scale * (float)sum;
 }
@@ -102,6 +103,7 @@ static void quantize_rows(Work *work, const float *x, ptrdiff_t cols)
                 memcpy(whole, x + g * GROUP, (size_t)left * sizeof(float));
             quantize(left < GROUP ? whole : x + g * GROUP, work->codes + at * GROUP,
                      work->parts + at);
+            work->parts[at].mend *= -work->bias;
         }
     }
 }
@@ -117,6 +119,9 @@ static const Multiplies with_vnni = {
     [INT4] = multiply_int4_vnni, [INT8] = multiply_int8_vnni, [NF4] = multiply_nf4_vnni,
     [INT3] = multiply_int3_vnni, [INT2] = multiply_int2_vnni, [INT6] = multiply_int6_vnni};
 static const Multiplies *best;
+/* What codes are more than what they stand for, wherever products take them as they are. */
+static const int biases[FORMS] = {[INT4] = 8, [INT8] = 128, [NF4] = 128,
+                                  [INT3] = 4, [INT2] = 2,   [INT6] = 32};
 static const char *best_name;
 
 /* The calling thread is a team of its own outside a parallel run, also without OpenMP. */
@@ -155,6 +160,7 @@ void multiply(const Matrix *matrix, const float *x, float *out, ptrdiff_t rows, 
     const ptrdiff_t most = rows < PASS_ROWS ? rows : PASS_ROWS;
     Work work = {.weights = matrix->weights, .outputs = outputs, .out = out};
     work.multiply = (*best)[matrix->form];
+    work.bias = biases[matrix->form];
     work.groups = (cols + GROUP - 1) / GROUP;
     work.blocks = (outputs + BLOCK - 1) / BLOCK;
     work.parts = room;

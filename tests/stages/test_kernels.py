@@ -157,7 +157,7 @@ def _whole(form: str, kernel: Any, codes: torch.Tensor) -> torch.Tensor:
     return levels * (largest / 127).repeat_interleave(GROUP, dim=1)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 7, 8, 15])
 def test_whole_numbers_are_multiplied_exactly(ours: Kernel, rows: int) -> None:
     """Each code in its place: where the activations' scale is 1 nothing is lost."""
     made = ours.empty((64, 192), 64)
