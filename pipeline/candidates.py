@@ -22,7 +22,8 @@ from pipeline.claims import (
     pack_rows,
     work_claims,
 )
-from pipeline.residency import Ladder, Rung, caps, climb, resident_bytes, with_substitutes
+from pipeline.ladder import Ladder, Rung
+from pipeline.residency import caps, climb, resident_bytes, with_substitutes
 from stages.formats import head_format, substitute_bytes
 from stages.placement import Placement
 from stages.shapes import ModelShape

@@ -19,7 +19,7 @@ import msgspec
 
 from pipeline.candidates import LOOKUP
 from pipeline.claims import Allowances, TreeSize, kv_row_bytes, padded
-from pipeline.residency import Rung
+from pipeline.ladder import Rung
 from stages.shapes import ModelShape
 
 YIELD = {"int4": 1.5, "int8": 3.0, "nf4": 1.4, "int6": 2.6, "int3": 0.8, "int2": 0.16}

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from pipeline.candidates import LOOKUP
 from pipeline.claims import Allowances, TreeSize
+from pipeline.ladder import Rung
 from pipeline.predictions import Compute, Prediction, Predictor
-from pipeline.residency import Rung, canonical, caps, climb
+from pipeline.residency import canonical, caps, climb
 from stages.formats import FORMATS, head_format, substitute_bytes
 from tests.pipeline.test_planner import smollm2
 
