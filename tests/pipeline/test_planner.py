@@ -459,7 +459,9 @@ def test_claims_fit_any_budget(
 @given(shapes, links, st.integers(1, 2), st.lists(st.floats(0.0, 1.5), min_size=2, max_size=5))
 @example(
     # A budget that holds everything, where streaming a part was predicted to be faster.
-    model(layers=2, hidden=32, intermediate=768, kv_heads=2, vocab=64, source=2, tied=False),
+    model(
+        layers=2, hidden=32, intermediate=768, kv_heads=2, vocab=64, source=2, compute=2, tied=False
+    ),
     1.0,
     1,
     [0.5, 0.953125],
