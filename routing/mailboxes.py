@@ -15,8 +15,9 @@ wakes. See waiting.py.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import Generic, Self, TypeVar
 
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
@@ -49,7 +50,27 @@ class _Counter:
         self.senders.call_all()
 
 
-class Sender(Generic[T_in]):
+class _End(ABC):
+    """Either end: a `with` closes it."""
+
+    __slots__ = ()
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Sender(_End, Generic[T_in]):
     """A sending end. Its owner closes it; others take a clone."""
 
     __slots__ = ("_counter", "_stream")
@@ -82,22 +103,11 @@ class Sender(Generic[T_in]):
         self._stream.close()
         self._counter.look_again()
 
-    def __enter__(self) -> Sender[T_in]:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
     def __repr__(self) -> str:
         return f"<Sender to {self._counter.name!r}>"
 
 
-class Receiver(Generic[T_out]):
+class Receiver(_End, Generic[T_out]):
     """A receiving end. `async for` runs until EndOfMail."""
 
     __slots__ = ("_counter", "_stream")
@@ -135,17 +145,6 @@ class Receiver(Generic[T_out]):
             return await self.receive()
         except EndOfMail:
             raise StopAsyncIteration from None
-
-    def __enter__(self) -> Receiver[T_out]:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         return f"<Receiver of {self._counter.name!r}>"
