@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from importlib.util import find_spec
-from pathlib import Path
 from typing import NamedTuple
 
 import anyio
@@ -140,8 +139,7 @@ def look(settings: Settings, progress: Progress) -> tuple[OpenedModel, Plan]:
 def _look(settings: Settings, progress: Progress) -> tuple[OpenedModel, Plan, float]:
     if settings.device != "simulated":
         settings.refuse_host_memory("cpu")
-    progress.step("finding the model", 0, 0)
-    opened = _open(resolve(settings.model, progress))
+    opened = find(settings, progress)
     try:
         context = settings.context_for(opened.shape.max_positions)
         progress.step("measuring the link", 0, 0)
@@ -175,7 +173,13 @@ def _allowances(settings: Settings) -> Allowances:
     return Allowances() if settings.draft_ahead else Allowances(ahead_rows=0)
 
 
-def _open(directory: Path) -> OpenedModel:
+def find(settings: Settings, progress: Progress) -> OpenedModel:
+    """The model that is asked for, its sizes read and nothing else. The caller closes it.
+
+    Raises UsageError.
+    """
+    progress.step("finding the model", 0, 0)
+    directory = resolve(settings.model, progress)
     try:
         return OpenedModel(directory)
     except (PacelineError, OSError):

@@ -72,9 +72,7 @@ class Runtime:
         opened, device, placement = self.opened, self.device, self.plan.placement
         shape, dtype, checkpoint = opened.shape, opened.dtype, opened.checkpoint
         skeleton = opened.skeleton()
-        weights = self._own(
-            undo, Weights.load(device, checkpoint, skeleton, shape, placement, progress)
-        )
+        weights = self._own(undo, Weights.load(device, opened, placement, progress))
         skeleton.bind({n: t for n, t in weights.resident.items() if n in skeleton})
         self.head = weights.resident.get(shape.head.name)
         self.steps, self.pieces = schedule(shape, placement, checkpoint.tensors)

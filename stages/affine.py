@@ -12,12 +12,14 @@ import torch
 
 from stages.affine_kernels import KERNELS, Making
 from stages.formats import BITS, GROUP
-from stages.quantized import Quantized
+from stages.quantized import Quantized, group_shares
 
 _MOST = 1e37
 """Weights beyond it are cut: no trained weight is so large, and a group's range would overflow."""
 _SHARES = {6: (1.0, 0.9), 4: (1.0, 0.9), 3: (0.9, 0.75), 2: (0.8, 0.6)}
 """Shares of a group's range that the fit starts from, by bits: fewer codes leave more outside."""
+_VARIES = 1e-9
+"""Variance of codes below which a line through them means nothing."""
 _LEAST = 1e-8
 """A scale must not be 0: a kernel's zero times infinity would be NaN."""
 
@@ -30,37 +32,41 @@ class Affine(Quantized[torch.Tensor, torch.Tensor, torch.Tensor]):
         form: str,
         blocks: Iterable[torch.Tensor],
         shape: tuple[int, int],
+        inputs: torch.Tensor | None = None,
         kernel: Making | None = None,
     ) -> None:
         made = partial(kernel or KERNELS[form], form)
-        super().__init__(form, blocks, shape, made, partial(quantize_groups, bits=BITS[form]))
+        fit = partial(quantize_groups, BITS[form], group_shares(inputs, shape[1]))
+        super().__init__(form, blocks, shape, made, fit)
 
 
 def quantize_groups(
-    weight: torch.Tensor, bits: int
+    bits: int, shares: torch.Tensor, weight: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Codes (rows, cols) int32, scales and offsets (rows, cols / 64) bfloat16.
 
     From each start: codes, then the scale and offset that are best for these codes in the
-    least-squares sense, twice; of all starts the one that explains most of a group's variance, and
-    codes once more from what bfloat16 holds. weight: (rows, cols) float32, cols a multiple of 64.
+    least-squares sense, errors weighed by `shares` (see group_shares), twice; of all starts the one
+    that explains most of a group's variance, and codes once more from what bfloat16 holds.
+    weight: (rows, cols) float32, cols a multiple of 64.
     """
     half = 1 << bits - 1
     groups = weight.clamp(-_MOST, _MOST).view(weight.shape[0], -1, GROUP)
     low, high = groups.amin(dim=2, keepdim=True), groups.amax(dim=2, keepdim=True)
     step, middle = ((high - low) / (2 * half - 1)).clamp_min(_LEAST), (high + low) / 2
     target = (groups - middle) / step
-    mean = target.mean(dim=2, keepdim=True)
+    mean = (target * shares).sum(dim=2, keepdim=True)
     best = torch.full_like(step, -1.0)
     scale, offset = torch.ones_like(step), torch.zeros_like(step)
     for share in _SHARES[bits]:
         slope, shift = torch.full_like(step, share), torch.full_like(step, share / 2)
         for _ in range(2):
             codes = _codes(target, slope, shift, half)
-            center = codes.mean(dim=2, keepdim=True)
-            variance = codes.square().sum(dim=2, keepdim=True) - GROUP * center * center
-            shared = (codes * target).sum(dim=2, keepdim=True) - GROUP * center * mean
-            varies = variance > 0.1
+            center = (codes * shares).sum(dim=2, keepdim=True)
+            weighed = codes.sub_(center) * shares
+            variance = codes.mul_(weighed).sum(dim=2, keepdim=True)
+            shared = weighed.mul_(target).sum(dim=2, keepdim=True)
+            varies = variance > _VARIES
             slope = torch.where(varies, shared / variance, slope)
             shift = mean - slope * center
             explained = torch.where(varies, shared * shared / variance, 0.0)

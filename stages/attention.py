@@ -176,6 +176,19 @@ class SweepRiders:
         return out
 
 
+class TextRiders:
+    """One text by itself, all of it in the pack; nobody keeps its keys and values."""
+
+    def __init__(self, mask: ChunkMask) -> None:
+        self._mask = mask
+
+    def attend(
+        self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, how: How
+    ) -> torch.Tensor:
+        """See Riders."""
+        return _attend(q, k, v, self._mask.bias(how.window, q.dtype), how)
+
+
 def _attend(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor, how: How
 ) -> torch.Tensor:

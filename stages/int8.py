@@ -13,12 +13,16 @@ _LEAST = 1e-8
 
 
 class Int8(Quantized[torch.Tensor, torch.Tensor]):
-    """See Substitute. weight = code * scale. `kernel`: the fastest there is unless given."""
+    """See Substitute. weight = code * scale. `kernel`: the fastest there is unless given.
+
+    A row has one scale, and enough codes for its largest weight: what comes in changes nothing.
+    """
 
     def __init__(
         self,
         blocks: Iterable[torch.Tensor],
         shape: tuple[int, int],
+        inputs: torch.Tensor | None = None,
         kernel: Making[torch.Tensor, torch.Tensor] | None = None,
     ) -> None:
         super().__init__("int8", blocks, shape, kernel or KERNEL, _quantized)

@@ -18,6 +18,9 @@ from stages.packed import Packed
 PART_ROWS = 256
 """Rows quantized at once: what a format makes meanwhile is a dozen times a part's size."""
 
+_LEAST_SHARE = 1e-4
+"""Of a group's mean: what nothing came into on one text may have something come into on another."""
+
 Codes = TypeVarTuple("Codes")
 """What a format makes of rows: their codes, their scales and so on."""
 
@@ -91,3 +94,18 @@ class Quantized(Generic[*Codes]):
     def dequantize(self) -> torch.Tensor:
         """See Substitute."""
         return self._kernel.dequantize()
+
+
+def group_shares(inputs: torch.Tensor | None, cols: int) -> torch.Tensor:
+    """How much the error of each column counts within its group: (groups, 64), each adding up to 1.
+
+    inputs: (cols,), the mean square of what columns are multiplied by; None: all alike. A column
+    that nothing came into counts a little all the same, and padding does not.
+    """
+    groups = -(-cols // GROUP)
+    seen = torch.ones(cols) if inputs is None else inputs.float()
+    padded = functional.pad(seen, (0, groups * GROUP - cols)).view(groups, GROUP)
+    least = (_LEAST_SHARE * padded.mean(dim=1, keepdim=True)).clamp_min(torch.finfo().tiny)
+    there = functional.pad(torch.ones(cols), (0, groups * GROUP - cols)).view(groups, GROUP)
+    weights = padded.maximum(least) * there
+    return weights / weights.sum(dim=1, keepdim=True)

@@ -61,6 +61,10 @@ class Skeleton:
         """Whether a tensor of this name can be bound."""
         return name in self._homes
 
+    def home(self, name: str) -> nn.Module:
+        """The module that uses the tensor called `name`."""
+        return self._homes[name][0]
+
     def matrices(self, index: int) -> dict[str, torch.Size]:
         """Names and shapes of layer `index`'s weight matrices."""
         prefix = self.architecture.layer_prefix(index)

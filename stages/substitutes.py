@@ -40,7 +40,9 @@ class Substitute(Protocol):
         ...
 
 
-_FORMS: dict[str, Callable[[Iterable[torch.Tensor], tuple[int, int]], Substitute]] = {
+_FORMS: dict[
+    str, Callable[[Iterable[torch.Tensor], tuple[int, int], torch.Tensor | None], Substitute]
+] = {
     "int4": partial(Affine, "int4"),
     "int8": Int8,
     "nf4": Nf4,
@@ -50,13 +52,19 @@ _FORMS: dict[str, Callable[[Iterable[torch.Tensor], tuple[int, int]], Substitute
 }
 
 
-def quantize(blocks: Iterable[torch.Tensor], shape: tuple[int, int], form: str) -> Substitute:
+def quantize(
+    blocks: Iterable[torch.Tensor],
+    shape: tuple[int, int],
+    form: str,
+    inputs: torch.Tensor | None = None,
+) -> Substitute:
     """Quantize a matrix given as consecutive row blocks, each (rows, in), multiples of 64 rows.
 
-    The last block may have any number of rows. Raises ValueError for an unknown format or blocks
-    that do not add up to `shape`.
+    The last block may have any number of rows. `inputs`: (in,), the mean square of what each column
+    is multiplied by (probe.py): errors count by it, and all alike without. Raises ValueError for an
+    unknown format or blocks that do not add up to `shape`.
     """
     if form not in _FORMS:
         raise ValueError(f"format {form!r} given, one of {FORMATS} expected")
     clean = (torch.nan_to_num(b.float(), nan=0.0, posinf=0.0, neginf=0.0) for b in blocks)
-    return _FORMS[form](clean, shape)
+    return _FORMS[form](clean, shape, inputs)

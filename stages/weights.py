@@ -1,31 +1,34 @@
 """Weights that stay on the device: small tensors, resident matrices, substitutes.
 
 Streamed matrices are the ring's business (ring.py, prefetcher.py). Everything here is loaded once,
-row block by row block, charged to the device's memory account and given back by `close`.
+layer by layer, charged to the device's memory account and given back by `close`.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch.nn import functional
 
-from stages.checkpoint import Checkpoint
-from stages.device import Buffer, Device
+from stages.device import Device
 from stages.draft_layer import Product, is_common
 from stages.formats import ROW_MULTIPLE, head_format
 from stages.heap import give_back
+from stages.loading import OpenedModel
 from stages.packed import Packed
 from stages.placement import Placement
+from stages.probe import Probe
 from stages.progress import Progress
-from stages.shapes import MatrixShape, ModelShape
+from stages.shapes import LayerShape, MatrixShape
 from stages.skeleton import Skeleton
 from stages.substitutes import Substitute, quantize
 
 _BLOCK_BYTES = 4 << 20
+_ALIGN = 64
+"""Of each tensor among those of a layer: a cache line."""
 
 
 class Weights:
@@ -36,80 +39,125 @@ class Weights:
     if the placement says so, by the names whose rows they join (`fusions`).
     """
 
-    def __init__(self, device: Device) -> None:
-        self._device = device
-        self._opened = ExitStack()
+    def __init__(self, device: Device, opened: OpenedModel) -> None:
+        """With nothing loaded."""
+        self._device, self._opened = device, opened
+        self._undo = ExitStack()
         self.resident: dict[str, torch.Tensor] = {}
         self.substitutes: dict[tuple[str, ...], Substitute] = {}
 
     @classmethod
     def load(
-        cls,
-        device: Device,
-        checkpoint: Checkpoint,
-        skeleton: Skeleton,
-        shape: ModelShape,
-        placement: Placement,
-        progress: Progress,
+        cls, device: Device, opened: OpenedModel, placement: Placement, progress: Progress
     ) -> Weights:
         """Read and quantize. Raises DeviceMemoryError, LinkError, ModelFormatError.
 
-        Holds nothing when it raises.
+        For substitutes the streamed matrices of a layer are held in full, one layer at a time:
+        less than what the ring and its decode buffer take later. Holds nothing when it raises.
         """
-        weights = cls(device)
-        total = sum(m.nbytes for m in (*shape.matrices(), shape.head))
-        resident = frozenset(placement.resident)
+        weights = cls(device, opened)
         try:
-            for name in skeleton.small():
-                weights._keep(name, checkpoint, skeleton.dtype, "norms")
-            done = 0
-            form = placement.substitute
-            alone = frozenset[str]() if placement.low_resident else resident
-            for group in fusions(skeleton, shape, alone):
-                progress.step("Loading weights", done, total)
-                for name in (matrix.name for matrix in group):
-                    if name in resident:
-                        weights._keep(name, checkpoint, skeleton.dtype, "resident")
-                if form is not None and group[0].name not in alone:
-                    low = head_format(form) if group == (shape.head,) else form
-                    weights._substitute(group, checkpoint, low)
-                # What the heap keeps of all that was read would come to hundreds of MB.
-                give_back()
-                done += sum(matrix.nbytes for matrix in group)
-            progress.step("Loading weights", total, total)
+            weights._load(placement, progress)
         except BaseException:
             weights.close()
             raise
         return weights
 
-    def _keep(self, name: str, checkpoint: Checkpoint, dtype: torch.dtype, what: str) -> None:
-        spec = checkpoint.spec(name)
-        count = 1
-        for size in spec.shape:
-            count *= size
-        buffer = self._take(count * dtype.itemsize, what)
-        tensor = buffer.tensor(dtype, tuple(spec.shape), 0)
-        for start, stop in _row_blocks(spec.shape[0], spec.nbytes):
-            tensor[start:stop] = checkpoint.read_row_range(name, start, stop)
-        self.resident[name] = tensor
+    def _load(self, placement: Placement, progress: Progress) -> None:
+        opened, shape, form = self._opened, self._opened.shape, placement.substitute
+        resident = frozenset(placement.resident)
+        alone = frozenset[str]() if placement.low_resident else resident
+        skeleton = opened.skeleton()
+        for name in skeleton.small():
+            self._keep(name, "norms")
+        skeleton.bind(self.resident)
+        probe = None if form is None else Probe(opened, skeleton)
+        done, total = 0, sum(m.nbytes for m in (*shape.matrices(), shape.head))
+        for layer in shape.layers:
+            progress.step("Loading weights", done, total)
+            for name in (m.name for m in layer.matrices if m.name in resident):
+                self._keep(name, "resident")
+                skeleton.bind({name: self.resident[name]})
+            if probe is not None and form is not None:
+                with self._streamed(layer) as streamed:
+                    inputs = probe.layer(layer.index, streamed)
+                    for group in fusions(skeleton, layer, alone):
+                        if group[0].name not in alone:
+                            blocks = _blocks(group, {**self.resident, **streamed})
+                            self._substitute(group, blocks, form, inputs[group[0].name])
+            # What the heap keeps of all that was read would come to hundreds of MB.
+            give_back()
+            done += sum(matrix.nbytes for matrix in layer.matrices)
+        progress.step("Loading weights", done, total)
+        head = shape.head
+        if head.name in resident:
+            self._keep(head.name, "resident")
+        if probe is not None and form is not None and head.name not in alone:
+            parts = (part for _, part in self._rows(head.name))
+            self._substitute((head,), parts, head_format(form), probe.head())
+        give_back()
+        progress.step("Loading weights", total, total)
 
-    def _take(self, nbytes: int, what: str) -> Buffer:
-        buffer = self._device.allocate(nbytes, what)
-        self._opened.callback(buffer.free)
-        return buffer
+    def _keep(self, name: str, what: str) -> None:
+        buffer = self._device.allocate(self._nbytes(name), what)
+        self._undo.callback(buffer.free)
+        shape = tuple(self._opened.checkpoint.spec(name).shape)
+        self.resident[name] = self._read(name, buffer.tensor(self._opened.dtype, shape))
+
+    @contextmanager
+    def _streamed(self, layer: LayerShape) -> Iterator[dict[str, torch.Tensor]]:
+        """A layer's matrices that are not resident, in full, for as long as it lasts."""
+        names = [m.name for m in layer.matrices if m.name not in self.resident]
+        if not names:
+            yield {}
+            return
+        places, size = [], 0
+        for name in names:
+            places.append(size)
+            size += -(-self._nbytes(name) // _ALIGN) * _ALIGN
+        buffer = self._device.allocate(size, "loading")
+        try:
+            read = {}
+            for name, place in zip(names, places, strict=True):
+                shape = tuple(self._opened.checkpoint.spec(name).shape)
+                read[name] = self._read(name, buffer.tensor(self._opened.dtype, shape, place))
+            yield read
+        finally:
+            buffer.free()
+
+    def _nbytes(self, name: str) -> int:
+        """Of a tensor in the compute dtype."""
+        count = 1
+        for size in self._opened.checkpoint.spec(name).shape:
+            count *= size
+        return count * self._opened.dtype.itemsize
+
+    def _read(self, name: str, into: torch.Tensor) -> torch.Tensor:
+        for start, part in self._rows(name):
+            into[start : start + len(part)] = part
+        return into
+
+    def _rows(self, name: str) -> Iterator[tuple[int, torch.Tensor]]:
+        """A tensor in parts of at most about 4 MiB: the first row of each, and its rows in the
+        source's dtype, multiples of 64 where there are as many."""
+        checkpoint = self._opened.checkpoint
+        spec = checkpoint.spec(name)
+        step = _block_rows(spec.shape[0], spec.nbytes)
+        for start in range(0, spec.shape[0], step):
+            stop = min(spec.shape[0], start + step)
+            yield start, checkpoint.read_row_range(name, start, stop)
 
     def _substitute(
-        self, group: tuple[MatrixShape, ...], checkpoint: Checkpoint, form: str
+        self,
+        group: tuple[MatrixShape, ...],
+        blocks: Iterable[torch.Tensor],
+        form: str,
+        inputs: torch.Tensor,
     ) -> None:
-        def blocks() -> Iterator[torch.Tensor]:
-            for matrix in group:
-                for start, stop in _row_blocks(matrix.rows, matrix.nbytes):
-                    yield checkpoint.read_row_range(matrix.name, start, stop)
-
         rows = sum(matrix.rows for matrix in group)
-        substitute = quantize(blocks(), (rows, group[0].cols), form)
+        substitute = quantize(blocks, (rows, group[0].cols), form, inputs)
         self._device.memory.take(substitute.nbytes, "substitutes")
-        self._opened.callback(self._device.memory.give, substitute.nbytes, "substitutes")
+        self._undo.callback(self._device.memory.give, substitute.nbytes, "substitutes")
         self.substitutes[tuple(matrix.name for matrix in group)] = substitute
 
     def product(self, *names: str) -> Product:
@@ -131,28 +179,26 @@ class Weights:
         """Give everything back. No tensor or substitute may be used afterwards."""
         self.resident.clear()
         self.substitutes.clear()
-        self._opened.close()
+        self._undo.close()
 
 
 def fusions(
-    skeleton: Skeleton, shape: ModelShape, resident: frozenset[str]
+    skeleton: Skeleton, layer: LayerShape, resident: frozenset[str]
 ) -> Iterator[tuple[MatrixShape, ...]]:
-    """All matrices once: those whose substitutes make one product in groups, others alone.
+    """A layer's matrices once: those whose substitutes make one product in groups, others alone.
 
     A layer of the common shape takes q, k and v at once, and gate and up, where none of them is
     `resident` and their rows are whole blocks of the packed layout.
     """
-    for layer in shape.layers:
-        left = {matrix.name: matrix for matrix in layer.matrices}
-        for names in joined(skeleton, layer.index):
-            group = tuple(left[name] for name in names)
-            if all(m.name not in resident and m.rows % ROW_MULTIPLE == 0 for m in group):
-                yield group
-                for name in names:
-                    del left[name]
-        for matrix in left.values():
-            yield (matrix,)
-    yield (shape.head,)
+    left = {matrix.name: matrix for matrix in layer.matrices}
+    for names in joined(skeleton, layer.index):
+        group = tuple(left[name] for name in names)
+        if all(m.name not in resident and m.rows % ROW_MULTIPLE == 0 for m in group):
+            yield group
+            for name in names:
+                del left[name]
+    for matrix in left.values():
+        yield (matrix,)
 
 
 def joined(skeleton: Skeleton, layer: int) -> tuple[tuple[str, ...], ...]:
@@ -164,9 +210,16 @@ def joined(skeleton: Skeleton, layer: int) -> tuple[tuple[str, ...], ...]:
     return attention, tuple(f"{prefix}mlp.{part}_proj.weight" for part in ("gate", "up"))
 
 
-def _row_blocks(rows: int, nbytes: int) -> Iterator[tuple[int, int]]:
-    """Row ranges of at most about 4 MiB each, multiples of 64 rows where there are as many."""
+def _blocks(
+    group: tuple[MatrixShape, ...], tensors: Mapping[str, torch.Tensor]
+) -> Iterator[torch.Tensor]:
+    """The rows of all matrices of a group, in views of at most about 4 MiB."""
+    for matrix in group:
+        tensor = tensors[matrix.name]
+        yield from tensor.split(_block_rows(matrix.rows, tensor.nbytes))
+
+
+def _block_rows(rows: int, nbytes: int) -> int:
+    """As many as take about 4 MiB, a multiple of 64 where there are as many."""
     step = max(1, _BLOCK_BYTES * rows // max(1, nbytes))
-    step = max(64, step // 64 * 64)
-    for start in range(0, rows, step):
-        yield start, min(rows, start + step)
+    return max(64, step // 64 * 64)

@@ -32,6 +32,7 @@ CLAIMED = {
     "substitutes": ("substitutes", "low-bit head"),
     "ring": ("ring",),
     "decode buffer": ("decode buffer",),
+    "loading": ("ring", "decode buffer"),
     "logit rows": ("logit rows",),
     "kv": ("KV cache", "KV scratch"),
     "draft scratch": ("KV scratch",),

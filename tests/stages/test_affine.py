@@ -10,6 +10,7 @@ import torch
 from stages.affine import quantize_groups
 from stages.formats import BITS, GROUP
 from stages.packed import pack_codes, unpack_codes
+from stages.quantized import group_shares
 
 SHA256 = "62743049318c33938d1ca8bd770f671f30a642cabe6cfe3c4395619b4a853f19"
 
@@ -23,7 +24,7 @@ def _exact(rows: int, groups: int) -> torch.Tensor:
 
 def test_int4_is_fitted_as_it_was_before_there_were_others() -> None:
     """Of what the int4-only fit gave."""
-    codes, scale, offset = quantize_groups(_exact(16, 3), 4)
+    codes, scale, offset = quantize_groups(4, group_shares(None, 3 * GROUP), _exact(16, 3))
     digest = hashlib.sha256(codes.to(torch.uint8).numpy().tobytes())
     for part in (scale, offset):
         digest.update(part.view(torch.int16).numpy().tobytes())
@@ -33,7 +34,7 @@ def test_int4_is_fitted_as_it_was_before_there_were_others() -> None:
 @pytest.mark.parametrize("bits", [4, 3, 2])
 def test_a_fit_beats_the_range_cut_evenly(bits: int) -> None:
     weight = torch.randn(64, 256, generator=torch.Generator().manual_seed(bits))
-    codes, scale, offset = quantize_groups(weight, bits)
+    codes, scale, offset = quantize_groups(bits, group_shares(None, weight.shape[1]), weight)
     assert codes.min() == 0 and codes.max() == (1 << bits) - 1
     groups = weight.view(64, -1, GROUP)
     low, high = groups.aminmax(dim=2, keepdim=True)

@@ -39,12 +39,9 @@ def log_probs(
     """
     opened = OpenedModel(directory)
     device = CpuDevice()
-    skeleton = opened.skeleton()
     kept = tuple(m.name for m in opened.shape.matrices() if resident and resident in m.name)
     placement = Placement(kept, form, 2, 0, 64, 64, 1, 12, 16)
-    loaded = Weights.load(
-        device, opened.checkpoint, skeleton, opened.shape, placement, SilentProgress()
-    )
+    loaded = Weights.load(device, opened, placement, SilentProgress())
     kv = KVStore(device, opened.shape, places=1, capacity=64, dtype=opened.dtype)
     past = torch.Generator().manual_seed(3)
     for layer in range(len(opened.shape.layers)):

@@ -45,7 +45,7 @@ class Kernel:
         self.ours = kernel is FORMS[form][1].CompiledKernel
 
     def __call__(self, weight: torch.Tensor) -> Substitute:
-        made: Substitute = FORMS[self.form][0]([weight], tuple(weight.shape), self.kernel)
+        made: Substitute = FORMS[self.form][0]([weight], tuple(weight.shape), kernel=self.kernel)
         return made
 
     def empty(self, shape: tuple[int, int], stored: int) -> Any:

@@ -49,6 +49,43 @@ def test_stands_for_its_matrix(form: str, shape: tuple[int, int]) -> None:
     assert _error(got, weight) < WEIGHT_ERROR[form]
 
 
+def _skewed(cols: int) -> torch.Tensor:
+    """Mean squares as a model's are: some columns hundreds of times as large."""
+    return torch.randn(cols, generator=torch.Generator().manual_seed(3)).mul(2).exp()
+
+
+GAIN = {"int6": 0.8, "int4": 0.8, "nf4": 0.9, "int3": 0.75, "int2": 0.75}
+
+
+@pytest.mark.parametrize("form", GAIN)
+def test_errors_count_by_what_they_are_multiplied_by(form: str) -> None:
+    weight, inputs = _weights((128, 200)), _skewed(200)
+    made = quantize(_blocks(weight), (128, 200), form, inputs)
+    weighed, even = (
+        float(((one.dequantize() - weight).square() * inputs).sum())
+        for one in (made, _made(weight, form))
+    )
+    assert weighed < GAIN[form] * even
+    assert _error(made.dequantize(), weight) < 1.5 * WEIGHT_ERROR[form], "the others count too"
+
+
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("value", [0.0, 1e-30, 1.0, 1e30])
+def test_where_all_inputs_are_alike_they_change_little(form: str, value: float) -> None:
+    weight = _weights((64, 130))
+    made = quantize(_blocks(weight), (64, 130), form, torch.full((130,), value))
+    assert _error(made.dequantize(), weight) < WEIGHT_ERROR[form]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_one_column_that_outweighs_all_does_not_spoil_the_others(form: str) -> None:
+    weight, inputs = _weights((64, 64)), torch.zeros(64)
+    inputs[5] = 1e12
+    got = quantize(_blocks(weight), (64, 64), form, inputs).dequantize()
+    assert _error(got[:, 5], weight[:, 5]) < WEIGHT_ERROR[form]
+    assert got.isfinite().all() and _error(got, weight) < 1.0
+
+
 def test_nf4_scales_are_fitted() -> None:
     """Less error than with the largest of 64 weights as their scale: here 0.82 of its square."""
     weight = _weights((64, 576))

@@ -13,12 +13,14 @@ import torch
 from torch.nn import functional
 
 from pipeline.residency import resident_bytes
-from stages.device import CpuDevice
+from stages.device import PAGE, CpuDevice, MemoryAccount
 from stages.formats import BITS, FORMATS, head_format, substitute_bytes
 from stages.loading import OpenedModel
 from stages.placement import Placement
+from stages.probe import Probe
 from stages.progress import SilentProgress
 from stages.shapes import MatrixShape, ModelShape
+from stages.substitutes import quantize
 from stages.weights import Weights
 from tests import made
 
@@ -62,9 +64,7 @@ def loaded(directory: Path, keep: str | None, **kind: Any) -> Iterator[Loaded]:
     opened, device = OpenedModel(directory), CpuDevice()
     names = [m.name for m in every(opened.shape) if keep is not None and keep in m.name]
     placement = msgspec.structs.replace(NOWHERE, resident=tuple(names), **kind)
-    weights = Weights.load(
-        device, opened.checkpoint, opened.skeleton(), opened.shape, placement, SilentProgress()
-    )
+    weights = Weights.load(device, opened, placement, SilentProgress())
     try:
         yield Loaded(opened, device, weights)
     finally:
@@ -116,6 +116,55 @@ def test_what_is_held_is_what_the_planner_counts(model: Path, keep: str | None, 
         )
         assert held.get("substitutes", 0) == low_bit
         assert sum(one.nbytes for one in made_of.weights.substitutes.values()) == low_bit
+
+
+@pytest.mark.parametrize("keep", [None, "mlp"])
+@pytest.mark.parametrize("low", [False, True])
+def test_substitutes_are_fitted_to_what_comes_in(model: Path, keep: str | None, low: bool) -> None:
+    with loaded(model, keep, low_resident=low) as made_of:
+        opened, shape = made_of.opened, made_of.shape
+        skeleton = opened.skeleton()
+        skeleton.bind({name: made_of.full(name) for name in skeleton.small()})
+        probe, inputs = Probe(opened, skeleton), dict[str, torch.Tensor]()
+        for layer in shape.layers:
+            whole = {m.name: made_of.full(m.name) for m in layer.matrices}
+            inputs |= probe.layer(layer.index, whole)
+        inputs[shape.head.name] = probe.head()
+        for names, substitute in made_of.weights.substitutes.items():
+            whole_rows = torch.cat([made_of.full(name) for name in names])
+            size = (whole_rows.shape[0], whole_rows.shape[1])
+            form = forms_of(shape, "int4")[names[0]]
+            right, even = (
+                quantize([whole_rows], size, form, given).dequantize()
+                for given in (inputs[names[0]], None)
+            )
+            assert torch.equal(substitute.dequantize(), right)
+            assert not torch.equal(right, even)
+
+
+def test_a_layer_that_is_read_in_full_is_given_back(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[int] = []
+    take = MemoryAccount.take
+
+    def noted(account: MemoryAccount, nbytes: int, what: str) -> None:
+        take(account, nbytes, what)
+        if what == "loading":
+            taken.append(nbytes)
+            assert account.by_name[what] == nbytes, "one layer at a time"
+
+    monkeypatch.setattr(MemoryAccount, "take", noted)
+    with loaded(model, "mlp") as made_of:
+        assert len(taken) == len(made_of.shape.layers)
+        assert made_of.device.memory.by_name.get("loading", 0) == 0
+        layer = made_of.shape.layers[0]
+        left = sum(m.elements for m in layer.matrices if "mlp" not in m.name)
+        item = made_of.shape.compute_itemsize
+        assert left * item <= taken[0] < left * item + 64 * len(layer.matrices) + PAGE
+    taken.clear()
+    with loaded(model, None, substitute=None):
+        assert not taken
 
 
 def test_the_drafter_multiplies_by_substitutes_of_what_is_resident(model: Path) -> None:

@@ -36,7 +36,9 @@ from tools.bench.groups import MemoryGroup, NoGroupError
 from tools.bench.prompts import DEFAULT, Prompt, read_prompts
 from tools.bench.protocol import Ask, Baseline, Job, Loaded, PlanFacts
 from tools.bench.protocol import Run as Answered
+from tools.bench.results import Options
 from tools.bench.rounds import bytes_per_sweep, see_rounds
+from tools.bench.sizing import STEP, asked_tokens, sized
 from tools.bench.target_rows import TargetRows
 from tools.bench.tree_drafter import TreeDrafter
 from tools.bench.turns import WARM_UP, Arm, Turn, take_turns
@@ -170,6 +172,30 @@ def test_prompts_are_spread_over_the_file() -> None:
     assert len({prompt.id for prompt in prompts}) == 10
     assert len({prompt.category for prompt in prompts}) >= 6
     assert len(read_prompts(DEFAULT, 1000)) == len(read_prompts(DEFAULT, None)) == 40
+
+
+def test_the_context_is_what_the_longest_prompt_and_answer_need(tmp_path: Path) -> None:
+    model, _ = make_tiny(tmp_path / "model")
+    asked = (Prompt("a", "chat", "low", "one"), Prompt("b", "chat", "low", "two words " * 9))
+
+    def context(max_tokens: int, **given: object) -> int | None:
+        settings = Settings.from_environment({}, model=str(model), **given)
+        return sized(Options(settings, asked, max_tokens, 1), SilentProgress()).settings.context
+
+    opened = OpenedModel(model)
+    longest = max(map(len, asked_tokens(opened, asked).values()))
+    opened.close()
+    assert longest > 9 and context(2 * STEP - longest) == 2 * STEP
+    assert context(2 * STEP - longest + 1) == 3 * STEP
+    assert context(10_000) == opened.shape.max_positions
+    assert context(8, context=200) == 200
+
+
+def test_a_context_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
+    model = make_model(tmp_path / "model", "llama")
+    settings = Settings.from_environment({}, model=str(model))
+    with pytest.raises(OptionError, match="a model with a tokenizer"):
+        sized(Options(settings, (Prompt("a", "chat", "low", "one"),), 8, 1), SilentProgress())
 
 
 @pytest.mark.parametrize("text", ["", '{"id": "a"}', "no JSON", "\x00"])

@@ -16,6 +16,7 @@ from tools.bench.arena import Arena
 from tools.bench.duels import Duel, duels_result, measure_duel
 from tools.bench.results import Options, Result
 from tools.bench.shown import Shown
+from tools.bench.sizing import sized
 
 COUNT = 6
 """Budgets when none are named: each is larger than the one before by the same factor."""
@@ -40,6 +41,7 @@ def measure_budgets(options: Options, asked: Sequence[int] | None, shown: Shown)
 
     Raises UsageError for what is wrong with the options, ArmError if ours fails everywhere.
     """
+    options = sized(options, shown)
     smallest, everything = extremes(options.settings, shown)
     free = available_memory().available
     budgets = tuple(asked) if asked is not None else spread_budgets(smallest, everything, COUNT)

@@ -15,7 +15,7 @@ from stages.loading import OpenedModel
 from tools.bench.prefill import prompt_tokens
 from tools.bench.prompts import Prompt, TokenPrompt, cut_prompts
 from tools.bench.results import Options
-from tools.bench.tree import asked_tokens
+from tools.bench.sizing import asked_tokens
 
 
 def choose_questions(prompts: Sequence[Prompt], count: int) -> list[Prompt]:

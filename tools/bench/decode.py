@@ -13,6 +13,7 @@ from tools.bench.figures import absent_arm, arm_object, differing, speedup
 from tools.bench.protocol import Kind
 from tools.bench.results import Options, Result, begin_result
 from tools.bench.shown import Shown
+from tools.bench.sizing import sized
 from tools.bench.turns import Arm, take_turns
 
 ARMS = ("paceline", "sequential", "plain", "transformers", "llamacpp")
@@ -53,6 +54,7 @@ def measure_decode(
 
     Raises UsageError for what is wrong with the options, ArmError if our own arm fails.
     """
+    options = sized(options, shown)
     with Arena(options.settings, shown, options.gguf) as arena:
         arms: dict[str, Arm] = {}
         skipped: dict[str, str] = {}

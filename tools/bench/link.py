@@ -11,6 +11,7 @@ from tools.bench.arena import Arena
 from tools.bench.figures import arm_object, bits_per_weight
 from tools.bench.results import Options, Result, begin_result
 from tools.bench.shown import Shown
+from tools.bench.sizing import sized
 from tools.bench.turns import take_turns
 
 ARM = "plain"
@@ -21,6 +22,7 @@ def measure_link(options: Options, shown: Shown) -> Result:
 
     Raises UsageError for what is wrong with the options, ArmError if the arm fails.
     """
+    options = sized(options, shown)
     with Arena(options.settings, shown) as arena:
         arms = {ARM: arena.arm("plain", required=True)}
         turns = take_turns(arms, options.prompts, options.repeats, options.max_tokens, shown.tell)

@@ -19,6 +19,7 @@ from tools.bench.arena import Arena
 from tools.bench.duels import Duel, duels_result, measure_duel
 from tools.bench.results import Options, Result
 from tools.bench.shown import Shown
+from tools.bench.sizing import sized
 
 _SPARE = 64 << 20
 """Of host memory: pieces are read in whole blocks."""
@@ -47,6 +48,7 @@ def measure_links(options: Options, speeds: Sequence[float], shown: Shown) -> Re
 
     Raises UsageError for what is wrong with the options, ArmError if ours fails everywhere.
     """
+    options = sized(options, shown)
     settings = msgspec.structs.replace(
         options.settings, device="simulated", link_gbps=speeds[0], host_memory=None
     )

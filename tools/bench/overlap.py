@@ -15,6 +15,7 @@ from tools.bench.figures import Figure, arm_object, differing, figure, median_of
 from tools.bench.protocol import Run
 from tools.bench.results import Options, Result, begin_result
 from tools.bench.shown import Shown
+from tools.bench.sizing import sized
 from tools.bench.turns import take_turns
 
 OURS, WITHOUT = "paceline", "no_ahead"
@@ -72,6 +73,7 @@ def measure_overlap(options: Options, shown: Shown) -> Result:
 
     Raises UsageError for what is wrong with the options, ArmError if our own arm fails.
     """
+    options = sized(options, shown)
     with Arena(options.settings, shown) as arena:
         if arena.plan.step == "resident":
             expected = (

@@ -9,6 +9,7 @@ from routing.errors import OptionError
 from tools.bench.decode import Contest, measure_decode
 from tools.bench.results import Options, Result
 from tools.bench.shown import Shown
+from tools.bench.sizing import sized
 
 ARMS = ("paceline", "transformers", "transformers_assisted", "llamacpp")
 RESIDENT = Contest(
@@ -26,6 +27,7 @@ RESIDENT = Contest(
 
 def measure_resident(options: Options, names: Sequence[str], shown: Shown) -> Result:
     """As measure_decode. Raises OptionError if the budget is too small to hold the model."""
+    options = sized(options, shown)
     opened, plan = look(options.settings, shown)
     opened.close()
     if plan.step != "resident":

@@ -41,6 +41,7 @@ def begin_result(
         "what": what,
         "model": model,
         "memory": settings.memory,
+        "context": settings.context,
         "machine": describe_machine(next(iter(devices), None), raw and raw.median),
         "versions": describe_versions(),
         "prompts": [prompt.id for prompt in options.prompts],

@@ -20,14 +20,13 @@ from routing.messages import Sampling
 from stages.drafter import WIDTHS
 from stages.formats import FORMATS
 from stages.growth import Limits
-from stages.loading import OpenedModel
 from stages.pace import StepTimes
 from stages.sharpening import Sharpening
-from stages.tokenizer import Tokenizer, stop_ids
-from tools.bench.prompts import Prompt
+from stages.tokenizer import stop_ids
 from tools.bench.replay import Recorded, Replayed, Terms, add, replay
 from tools.bench.results import Options, Result, begin_result
 from tools.bench.shown import Shown
+from tools.bench.sizing import asked_tokens
 from tools.bench.tree_drafter import (
     Replayer,
     TreeDrafter,
@@ -205,18 +204,6 @@ def measure_tree(options: Options, choice: TreeChoice, shown: Shown) -> Result:
     }
     result["summary"] = summarize(result["arms"])
     return result
-
-
-def asked_tokens(opened: OpenedModel, prompts: Sequence[Prompt]) -> dict[str, list[int]]:
-    """Prompts by id as an engine is asked them. Raises OptionError."""
-    tokenizer = Tokenizer.load(opened.directory)
-    if tokenizer is None:
-        raise OptionError("--model", str(opened.directory), "a model with a tokenizer")
-    if tokenizer.has_chat_template:
-        return {
-            one.id: tokenizer.chat([{"role": "user", "content": one.prompt}]) for one in prompts
-        }
-    return {one.id: tokenizer.encode(one.prompt) for one in prompts}
 
 
 def _replay_all(

@@ -46,9 +46,7 @@ class TreeDrafter:
         opened, shape = target.opened, target.shape
         with ExitStack() as undo:
             placement = Placement((), form, 0, 0, shape.vocab, target.kv.capacity, 1, nodes, 1)
-            weights = Weights.load(
-                target.device, opened.checkpoint, opened.skeleton(), shape, placement, progress
-            )
+            weights = Weights.load(target.device, opened, placement, progress)
             undo.callback(weights.close)
             self._scratch = DraftScratch(target.device, shape, rows=rows, dtype=opened.dtype)
             undo.callback(self._scratch.close)

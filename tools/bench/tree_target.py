@@ -32,9 +32,7 @@ class Target(TargetRows):
             skeleton, shape, dtype = opened.skeleton(), opened.shape, opened.dtype
             names = tuple(matrix.name for matrix in (*shape.matrices(), shape.head))
             placement = Placement(names, None, 0, 0, shape.vocab, capacity, places, 0, PACK_ROWS)
-            weights = Weights.load(
-                self.device, opened.checkpoint, skeleton, shape, placement, progress
-            )
+            weights = Weights.load(self.device, opened, placement, progress)
             undo.callback(weights.close)
             skeleton.bind({n: t for n, t in weights.resident.items() if n in skeleton})
             self._head = weights.resident[shape.head.name]
