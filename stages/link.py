@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import msgspec
 
@@ -65,8 +65,9 @@ class Link(Protocol):
         link is closed.
         """
 
-    def measure(self, nbytes: int = SAMPLE) -> float:
-        """The link's own bandwidth in GB/s (10^9), by plain aligned reads. Blocks.
+    def measure(self, pieces: Sequence[Piece], nbytes: int = SAMPLE) -> float:
+        """The link's own bandwidth in GB/s (10^9), by plain aligned reads of what `pieces` are made
+        of, the first `nbytes` of it. Blocks.
 
         Takes some 16 MiB of memory meanwhile. Raises LinkError.
         """
@@ -166,9 +167,11 @@ class DiskLink:
                 break
         return fill.event
 
-    def measure(self, nbytes: int = SAMPLE) -> float:
-        """GB/s of plain aligned reads of the link's files, from their beginnings on."""
-        return _measure(list(self._files.values()), nbytes, self._readers, self._chunk, self._clock)
+    def measure(self, pieces: Sequence[Piece], nbytes: int = SAMPLE) -> float:
+        """See Link."""
+        chunks = (chunk for piece in pieces for chunk in self._cut(piece))
+        reads = [_Read(chunk.file, chunk.offset, chunk.needed) for chunk in chunks]
+        return _measure(_first(reads, nbytes), self._readers, self._chunk, self._clock)
 
     def close(self) -> None:
         """Waits for the reads under way and closes the files. Blocks. May be called again."""
@@ -205,16 +208,31 @@ class DiskLink:
             fill.end()
 
 
+class _Read(NamedTuple):
+    """`size` bytes of a file from a block's beginning on."""
+
+    file: DirectFile
+    offset: int
+    size: int
+
+
 def measure_link(
     paths: Sequence[str], nbytes: int = SAMPLE, readers: int = READERS, chunk: int = CHUNK
 ) -> float:
-    """GB/s (10^9) of plain aligned reads of the files: what a sweep's bandwidth is held against.
+    """GB/s (10^9) of plain aligned reads of the files, before it is known what sweeps will read.
 
     Reads up to `nbytes` from the beginnings of the files on. Blocks. Raises LinkError.
     """
     files = _open_all(paths)
     try:
-        return _measure(list(files.values()), nbytes, readers, chunk, None)
+        reads = [
+            _Read(file, offset, min(chunk, file.size - offset))
+            for file in files.values()
+            for offset in range(0, file.size, chunk)
+        ]
+        if not reads:
+            raise LinkError(", ".join(files), "no bytes there to measure with")
+        return _measure(_first(reads, nbytes), readers, chunk, None)
     finally:
         for file in files.values():
             file.close()
@@ -232,13 +250,19 @@ def _open_all(paths: Sequence[str]) -> dict[str, DirectFile]:
     return files
 
 
-def _measure(
-    files: Sequence[DirectFile], nbytes: int, readers: int, chunk: int, clock: TokenClock | None
-) -> float:
-    reads = list(_reads(files, nbytes, chunk))
-    total = sum(size for _, _, size in reads)
-    if not total:
-        raise LinkError(", ".join(file.path for file in files), "no bytes there to measure with")
+def _first(reads: Sequence[_Read], nbytes: int) -> list[_Read]:
+    """As many as come to `nbytes`, the last one cut off there."""
+    found = []
+    for read in reads:
+        if nbytes <= 0:
+            break
+        found.append(read._replace(size=min(read.size, nbytes)))
+        nbytes -= read.size
+    return found
+
+
+def _measure(reads: Sequence[_Read], readers: int, chunk: int, clock: TokenClock | None) -> float:
+    total = sum(read.size for read in reads)
     began = time.perf_counter()
 
     def work(first: int) -> None:
@@ -250,15 +274,3 @@ def _measure(
     with ThreadPoolExecutor(readers) as pool:
         list(pool.map(work, range(readers)))
     return total / (time.perf_counter() - began) / 1e9
-
-
-def _reads(
-    files: Sequence[DirectFile], nbytes: int, chunk: int
-) -> Iterator[tuple[DirectFile, int, int]]:
-    for file in files:
-        for offset in range(0, file.size, chunk):
-            size = min(chunk, file.size - offset, nbytes)
-            if size <= 0:
-                return
-            nbytes -= size
-            yield file, offset, size

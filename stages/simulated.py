@@ -137,9 +137,9 @@ class SimulatedLink:
             self._feed()
         return job.event
 
-    def measure(self, nbytes: int = SAMPLE) -> float:
+    def measure(self, pieces: Sequence[Piece], nbytes: int = SAMPLE) -> float:
         """GB/s of the slower of the two hops: the disk as measured, the copy as set."""
-        return min(self._disk.measure(nbytes), self._clock.gbps)
+        return min(self._disk.measure(pieces, nbytes), self._clock.gbps)
 
     def close(self) -> None:
         """Waits for the fills asked for, then frees host memory. Blocks. May be called again."""

@@ -1,7 +1,8 @@
 """The whole test suite, from a fresh checkout: python3 tools/test.py [PYTEST ARGUMENTS]
 
-Makes .venv (once) with the test and development tools, and runs pytest in the repository with the
-arguments given, for example tests/routing -x, or -m long. The exit status is pytest's.
+Makes .venv (once) with the test and development tools, and runs pytest in the repository, on all
+cores up to four, with the arguments given: for example tests/routing -x, -m long, or -n 0 for one
+process. The exit status is pytest's.
 """
 
 import os
@@ -18,6 +19,8 @@ if __name__ == "__main__":
 from tools.environment import Environment, guarded
 
 EXTRAS = ("dev", "test")
+PARALLEL = ("-n", "auto", "--maxprocesses", "4")
+"""A process takes some 600 MB."""
 
 
 def main(given: list[str]) -> None:
@@ -25,7 +28,7 @@ def main(given: list[str]) -> None:
     environment = Environment()
     environment.ensure(EXTRAS)
     os.chdir(environment.root)
-    environment.execute("python", ["-m", "pytest", *given])
+    environment.execute("python", ["-m", "pytest", *PARALLEL, *given])
 
 
 if __name__ == "__main__":

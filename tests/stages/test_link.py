@@ -10,6 +10,7 @@ import torch
 
 from routing.errors import EngineClosedError, LinkError
 from stages.device import CpuDevice
+from stages.direct_file import DirectFile
 from stages.link import DiskLink, measure_link
 from stages.pieces import BLOCK, Group, RowRange, cut_pieces, cut_rows, slot_bytes
 from stages.streams import random_delay, settle
@@ -115,8 +116,35 @@ async def test_a_simulated_disk_has_the_speed_asked_for(tmp_path: Path) -> None:
         await settle([link.fill(p, slot) for p, slot in zip(pieces, slots, strict=True)])
         took = time.perf_counter() - began
         assert took >= 0.1, "4 MB at 40 MB/s"
-    assert link.measure(1_000_000) < 0.041
+    assert link.measure(pieces, 1_000_000) < 0.041
     device.close()
+
+
+@pytest.mark.parametrize("share", [1.0, 0.3])
+def test_measured_is_what_sweeps_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, share: float
+) -> None:
+    made = Made(tmp_path)
+    reads: list[tuple[str, int, int]] = []
+    read_into = DirectFile.read_into
+
+    def noted(file: DirectFile, view: memoryview, offset: int, needed: int) -> None:
+        reads.append((file.path, offset, needed))
+        read_into(file, view, offset, needed)
+
+    monkeypatch.setattr(DirectFile, "read_into", noted)
+    extents = [extent for piece in made.pieces for extent in piece.extents]
+    whole = sum(extent.offset % BLOCK + extent.nbytes for extent in extents)
+    device = CpuDevice()
+    device.open_link(made.paths, chunk=4 * BLOCK).measure(made.pieces, int(share * whole))
+    device.close()
+    assert sum(size for _, _, size in reads) == int(share * whole)
+    for path, offset, size in reads:
+        assert offset % BLOCK == 0 and size <= 4 * BLOCK
+        assert any(
+            path == one.path and one.offset - BLOCK < offset < one.offset + one.nbytes
+            for one in extents
+        ), "nothing else was read"
 
 
 def test_measuring(tmp_path: Path) -> None:
@@ -124,7 +152,7 @@ def test_measuring(tmp_path: Path) -> None:
     assert measure_link(made.paths) > 0
     assert measure_link(made.paths, nbytes=5000) > 0
     device = CpuDevice()
-    assert device.open_link(made.paths).measure() > 0
+    assert device.open_link(made.paths).measure(made.pieces) > 0
     device.close()
     (tmp_path / "empty").write_bytes(b"")
     with pytest.raises(LinkError, match="empty"):

@@ -16,7 +16,6 @@ from tools.bench.rounds import bytes_per_sweep, see_prompt, see_rounds
 
 _SETTLE_S = 0.2
 """After an answer the prefetcher still fills the ring; only then is the link measured."""
-_SAMPLE = 256 << 20
 
 
 def serve(job: Job, conversation: Conversation) -> None:
@@ -91,12 +90,12 @@ class _Served:
 
         None as well of a simulated accelerator, whose link there is nothing to measure of.
         """
-        link = self._engine.runtime.link
-        if link is None or self._engine.runtime.device.name == "simulated":
+        runtime = self._engine.runtime
+        link = runtime.link
+        if link is None or runtime.device.name == "simulated":
             return None
         await anyio.sleep(_SETTLE_S)
-        nbytes = min(_SAMPLE, sum(piece.nbytes for piece in self._engine.runtime.pieces))
-        self._raw = await anyio.to_thread.run_sync(link.measure, nbytes)
+        self._raw = await anyio.to_thread.run_sync(link.measure, runtime.pieces)
         return self._raw
 
 
