@@ -1,8 +1,9 @@
 """Which matrices stay: how a ladder of residencies is made.
 
 A matrix made resident costs its bytes in the compute dtype and gives back its substitute's bytes.
-Layers are taken whole, best first by link bytes saved per byte of memory, and matrix by matrix
-within the last one, so that memory is used up to within a matrix.
+Layers are taken whole, best first by link bytes saved per byte of memory, those that are alike
+spread over the model, and matrix by matrix within the last one, so that memory is used up to within
+a matrix.
 
 The ring's slots hold the largest streamed piece, so a ladder has a `cap`: the largest piece that
 may stream. A full layer is the natural cap. Under a smaller one every layer keeps its largest
@@ -12,6 +13,7 @@ the model resident that is worth more than further layers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -22,6 +24,7 @@ from stages.shapes import LayerShape, MatrixShape, ModelShape
 
 BLOCK = 4096
 _EXTENT_BYTES = 2 * BLOCK  # alignment at both ends of what does not lie beside its neighbor
+_GOLDEN = (math.sqrt(5.0) - 1.0) / 2.0
 _NEAR = 64 * 1024  # gaps up to this size are read through, into the slot
 
 SubstituteBytes = Mapping[str, int]
@@ -65,6 +68,16 @@ def head_piece_rows(head: MatrixShape, cap: int) -> int:
     fitting = max(1, min(head.rows, (cap - _EXTENT_BYTES) // row))
     pieces = -(-head.rows // fitting)
     return -(-head.rows // pieces)
+
+
+def spread(count: int) -> list[int]:
+    """The turn in which each of `count` layers becomes resident, where all are alike.
+
+    The first of them, however many, lie evenly apart (the multiples of the golden ratio do): a
+    link that has filled the ring stands still while resident layers are computed, so these must
+    not come all in a row.
+    """
+    return sorted(range(count), key=lambda turn: turn * _GOLDEN % 1.0)
 
 
 def climb(
@@ -196,7 +209,8 @@ class _Climb:
             if kind not in kinds:
                 kinds[kind] = self._start(layer)
             found.append(kinds[kind]._replace(layer=layer))
-        return sorted(found, key=lambda start: (-start.gain, start.layer.index))
+        turns = spread(len(found))
+        return sorted(found, key=lambda start: (-start.gain, turns[start.layer.index]))
 
     def _start(self, layer: LayerShape) -> _Start:
         """Its largest matrices are resident from the foot on, as many as keep the rest within the

@@ -14,7 +14,7 @@ from pipeline.candidates import LOOKUP, Job, Span, smallest, streaming
 from pipeline.claims import MIB, Allowances, kv_row_bytes
 from pipeline.planner import _ROUNDING, Plan, _fastest, _rate, _scored, plan, smallest_budget
 from pipeline.predictions import LINK_BUSY, Compute, Predictor
-from pipeline.residency import canonical, caps, climb
+from pipeline.residency import canonical, caps, climb, spread
 from routing.errors import BudgetError, OptionError
 from stages.checkpoint import TensorSpec
 from stages.formats import FORMATS, head_format, substitute_bytes
@@ -615,3 +615,15 @@ def test_planning_needs_no_torch() -> None:
     for name in ("planner", "candidates", "reasons", "claims", "residency", "predictions"):
         text = (root / "pipeline" / f"{name}.py").read_text()
         assert "import torch" not in text
+
+
+@pytest.mark.parametrize("count", [1, 2, 12, 30, 80])
+def test_layers_that_stay_lie_evenly_apart(count: int) -> None:
+    turns = spread(count)
+    assert sorted(turns) == list(range(count))
+    for kept in range(1, count + 1):
+        places = [layer for layer in range(count) if turns[layer] < kept]
+        rows = [after - before for before, after in pairwise([-1, *places, count])]
+        assert max(rows) <= 2.7 * count / kept + 1, "no long row of layers streams on end"
+        runs = "".join("x" if turns[layer] < kept else " " for layer in range(count)).split()
+        assert max(map(len, runs)) <= 1 + 2.7 * kept / (count - kept + 1), "nor stays"
