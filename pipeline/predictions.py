@@ -22,10 +22,11 @@ from pipeline.claims import Allowances, TreeSize, kv_row_bytes, padded
 from pipeline.ladder import Rung
 from stages.shapes import ModelShape
 
-YIELD = {"int4": 1.5, "int8": 3.0, "nf4": 1.4, "int6": 2.6, "int3": 0.8, "int2": 0.16}
-"""By substitute format: a tree of n nodes yields 1 + y * log2(1 + n / 2) tokens a round. From
-`tools.bench tree` on SmolLM2-135M at temperature 0, 64 nodes: 8.1 to 9.5 with int4, 16 with int8
-and int6, 8.6 with nf4, 5.0 with int3, 1.8 with int2."""
+YIELD = {"int4": 1.7, "int8": 3.0, "nf4": 1.6, "int6": 2.6, "int3": 0.86, "int2": 0.16}
+"""By substitute format: a tree of n nodes yields 1 + y * log2(1 + n / 2) tokens a round. Of five
+answers of 96 tokens by SmolLM2-135M at temperature 0 behind a link so slow (0.1 GB/s) that all 64
+nodes were sent: 9.5 with int4, 16.4 with int8, 8.9 with nf4, 14.2 with int6 (17.1 with 96 nodes),
+5.3 with int3; with int2 1.8 from `tools.bench tree`."""
 
 NODES_A_STEP = 3.6
 """Nodes that a step of at most 4 runs on average."""
