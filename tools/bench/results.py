@@ -57,6 +57,8 @@ def begin_result(
 
 def _notes(settings: Settings, arms: Iterable[Arm]) -> list[str]:
     notes = {note for arm in arms for note in arm.notes}
+    if settings.context is not None:
+        notes.add(f"room for a context of {settings.context} tokens")
     if settings.link_gbps is not None:
         notes.add(f"the link is simulated: {settings.link_gbps:g} GB/s")
     plans = [arm.loaded.plan for arm in arms if arm.loaded is not None]
