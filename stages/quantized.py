@@ -102,10 +102,10 @@ def group_shares(inputs: torch.Tensor | None, cols: int) -> torch.Tensor:
     inputs: (cols,), the mean square of what columns are multiplied by; None: all alike. A column
     that nothing came into counts a little all the same, and padding does not.
     """
-    groups = -(-cols // GROUP)
+    spare = -cols % GROUP
     seen = torch.ones(cols) if inputs is None else inputs.float()
-    padded = functional.pad(seen, (0, groups * GROUP - cols)).view(groups, GROUP)
+    padded = functional.pad(seen, (0, spare)).view(-1, GROUP)
+    there = functional.pad(torch.ones(cols), (0, spare)).view(-1, GROUP)
     least = (_LEAST_SHARE * padded.mean(dim=1, keepdim=True)).clamp_min(torch.finfo().tiny)
-    there = functional.pad(torch.ones(cols), (0, groups * GROUP - cols)).view(groups, GROUP)
     weights = padded.maximum(least) * there
     return weights / weights.sum(dim=1, keepdim=True)

@@ -13,7 +13,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch.nn import functional
 
-from stages.device import Device
+from stages.device import Buffer, Device
 from stages.draft_layer import Product, is_common
 from stages.formats import ROW_MULTIPLE, head_format
 from stages.heap import give_back
@@ -79,12 +79,8 @@ class Weights:
                 self._keep(name, "resident")
                 skeleton.bind({name: self.resident[name]})
             if probe is not None and form is not None:
-                with self._streamed(layer) as streamed:
-                    inputs = probe.layer(layer.index, streamed)
-                    for group in fusions(skeleton, layer, alone):
-                        if group[0].name not in alone:
-                            blocks = _blocks(group, {**self.resident, **streamed})
-                            self._substitute(group, blocks, form, inputs[group[0].name])
+                groups = [g for g in fusions(skeleton, layer, alone) if g[0].name not in alone]
+                self._substitute_layer(layer, groups, form, probe)
             # What the heap keeps of all that was read would come to hundreds of MB.
             give_back()
             done += sum(matrix.nbytes for matrix in layer.matrices)
@@ -98,11 +94,20 @@ class Weights:
         give_back()
         progress.step("Loading weights", total, total)
 
+    def _substitute_layer(
+        self, layer: LayerShape, groups: Iterable[tuple[MatrixShape, ...]], form: str, probe: Probe
+    ) -> None:
+        """The substitutes of some groups of a layer; the probe needs all of the layer."""
+        with self._streamed(layer) as streamed:
+            inputs = probe.layer(layer.index, streamed)
+            for group in groups:
+                blocks = _blocks(group, {**self.resident, **streamed})
+                self._substitute(group, blocks, form, inputs[group[0].name])
+
     def _keep(self, name: str, what: str) -> None:
         buffer = self._device.allocate(self._nbytes(name), what)
         self._undo.callback(buffer.free)
-        shape = tuple(self._opened.checkpoint.spec(name).shape)
-        self.resident[name] = self._read(name, buffer.tensor(self._opened.dtype, shape))
+        self.resident[name] = self._read(name, buffer, 0)
 
     @contextmanager
     def _streamed(self, layer: LayerShape) -> Iterator[dict[str, torch.Tensor]]:
@@ -117,11 +122,7 @@ class Weights:
             size += -(-self._nbytes(name) // _ALIGN) * _ALIGN
         buffer = self._device.allocate(size, "loading")
         try:
-            read = {}
-            for name, place in zip(names, places, strict=True):
-                shape = tuple(self._opened.checkpoint.spec(name).shape)
-                read[name] = self._read(name, buffer.tensor(self._opened.dtype, shape, place))
-            yield read
+            yield {n: self._read(n, buffer, place) for n, place in zip(names, places, strict=True)}
         finally:
             buffer.free()
 
@@ -132,7 +133,10 @@ class Weights:
             count *= size
         return count * self._opened.dtype.itemsize
 
-    def _read(self, name: str, into: torch.Tensor) -> torch.Tensor:
+    def _read(self, name: str, buffer: Buffer, place: int) -> torch.Tensor:
+        """A tensor in the compute dtype, at byte `place` of the buffer."""
+        shape = tuple(self._opened.checkpoint.spec(name).shape)
+        into = buffer.tensor(self._opened.dtype, shape, place)
         for start, part in self._rows(name):
             into[start : start + len(part)] = part
         return into
