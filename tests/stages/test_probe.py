@@ -43,6 +43,9 @@ class Probed:
         for layer in opened.shape.layers:
             streamed = {m.name: full[m.name] for m in layer.matrices if m.name not in kept}
             self.inputs |= probe.layer(layer.index, streamed)
+            for name in streamed:  # what it stood in is given back next
+                weight = skeleton.home(name).weight
+                assert isinstance(weight, torch.Tensor) and weight.is_meta, name
         self.inputs["lm_head.weight"] = probe.head()
         opened.close()
 
