@@ -98,7 +98,8 @@ class Drafter(Actor):
         self._nodes, self._logit_rows = nodes, logit_rows
         self._ahead, self._trace = ahead, trace
         self._steps, self._sweeps, self._rate = StepTimes(), SweepPace(in_turn), Rate()
-        self._sharpening = {sampled: Sharpening() for sampled in (False, True)}
+        forms = {} if model is None else dict.fromkeys((False, True), model.form)
+        self._sharpening = {sampled: Sharpening(form) for sampled, form in forms.items()}
         self._work: dict[int, _Work] = {}
         self._copying: dict[int, Copying] = {}
         """In place of `_work` where there is no draft model."""

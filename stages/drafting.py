@@ -43,7 +43,10 @@ class DraftModel:
         scratch: DraftScratch,
         noise: Noise,
     ) -> None:
+        assert weights.form is not None
         self._skeleton, self._embedding, self._scratch = skeleton, embedding, scratch
+        self.form = weights.form
+        """That of its substitutes."""
         skeleton.bind({n: t for n, t in weights.resident.items() if n in skeleton})
         self._stack = DraftStack(skeleton, weights, shape, rope, kv, scratch)
         self._head = weights.product(shape.head.name)

@@ -36,12 +36,12 @@ class Weights:
 
     resident: full-precision tensors in the compute dtype by name (norms and biases included);
     substitutes: the low-bit copies of streamed matrices, the head's included, and of resident ones
-    if the placement says so, by the names whose rows they join (`fusions`).
+    if the placement says so, by the names whose rows they join (`fusions`); form: their format.
     """
 
-    def __init__(self, device: Device, opened: OpenedModel) -> None:
+    def __init__(self, device: Device, opened: OpenedModel, form: str | None) -> None:
         """With nothing loaded."""
-        self._device, self._opened = device, opened
+        self._device, self._opened, self.form = device, opened, form
         self._undo = ExitStack()
         self.resident: dict[str, torch.Tensor] = {}
         self.substitutes: dict[tuple[str, ...], Substitute] = {}
@@ -55,7 +55,7 @@ class Weights:
         For substitutes the streamed matrices of a layer are held in full, one layer at a time:
         less than what the ring and its decode buffer take later. Holds nothing when it raises.
         """
-        weights = cls(device, opened)
+        weights = cls(device, opened, placement.substitute)
         try:
             weights._load(placement, progress)
         except BaseException:
@@ -64,7 +64,7 @@ class Weights:
         return weights
 
     def _load(self, placement: Placement, progress: Progress) -> None:
-        opened, shape, form = self._opened, self._opened.shape, placement.substitute
+        opened, shape, form = self._opened, self._opened.shape, self.form
         resident = frozenset(placement.resident)
         alone = frozenset[str]() if placement.low_resident else resident
         skeleton = opened.skeleton()

@@ -52,7 +52,7 @@ class Driven:
         sweeps: SweepPace | None = None,
     ) -> None:
         self.row, self.text = row, [*text]
-        self.speculation = Speculation(widths, *prices, Sharpening(), sweeps)
+        self.speculation = Speculation(widths, *prices, Sharpening("int3"), sweeps)
         self.scratch: list[Path] = []
 
     @property
@@ -408,7 +408,7 @@ def test_ahead_only_what_is_likely_enough_is_run(seed: int, steps: int) -> None:
 
 
 def test_before_anything_was_begun_nothing_is_run_ahead() -> None:
-    assert Speculation(WIDTHS, *cheap(), Sharpening()).ahead() == []
+    assert Speculation(WIDTHS, *cheap(), Sharpening("int3")).ahead() == []
 
 
 def sweeping(cost: float, arrival: float = 0.0) -> SweepPace:

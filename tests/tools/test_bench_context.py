@@ -151,14 +151,16 @@ def test_questions_are_none_of_the_lightest_where_there_are_others() -> None:
 
 
 def test_our_own_pace_ends_a_round_however_much_time_is_left() -> None:
-    rules = {name: make_rule(name, as_step_times({1: 1.0, 8: 1.0})) for name in ("paced", "ours")}
+    rules = {
+        name: make_rule(name, as_step_times({1: 1.0, 8: 1.0}), "int8") for name in ("paced", "ours")
+    }
     for rule in rules.values():
         rule.enter()
         rule.end(1.0, 1)  # a token a second, as much as a step of the root can add
         rule.begin([5, 6], 1, tree_limits(8))
     assert rules["paced"].next(100.0) == []
     assert rules["ours"].next(100.0) == [0]
-    hasty = make_rule("paced", as_step_times({1: 1.0}))
+    hasty = make_rule("paced", as_step_times({1: 1.0}), "int8")
     hasty.begin([5, 6], 1, tree_limits(8))
     assert hasty.next(0.5) == []
     assert hasty.next(1.0) == [0]
@@ -180,7 +182,7 @@ def replayed(model: Path, prompt: Sequence[int], own: bool) -> Replayed:
         drafter = TreeDrafter(target, "int2", NODES, limits.rows, SilentProgress())
         (text,) = target.answer(prompt, [Sampling()], ANSWER + BEYOND, ())
         steps = as_step_times(STEPS)
-        rule, kept = make_rule("paced", steps), OwnRows(target, drafter, len(text))
+        rule, kept = make_rule("paced", steps, "int2"), OwnRows(target, drafter, len(text))
         kept.compute(text[:-1])
         one = kept.model if own else drafter.model
         drafts = Replayer(one, target, 0, Sampling(), True)

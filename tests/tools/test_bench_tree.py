@@ -59,7 +59,7 @@ def terms(budget_s: float, nodes: int = NODES) -> Terms:
 @pytest.mark.parametrize("name", RULES)
 @pytest.mark.parametrize("budget_s", [0.5, 1.0, 2.9, 6.0, 11.0, 50.0])
 def test_a_round_drafts_no_longer_than_it_may(name: str, budget_s: float) -> None:
-    rule, drafts = make_rule(name, STEPS), Scripted()
+    rule, drafts = make_rule(name, STEPS, "int8"), Scripted()
     rule.enter()
     for position in (PROMPT, PROMPT + 4, PROMPT + 9):
         kept = rule.begin(TEXT[: position + 1], position, tree_limits(NODES))
@@ -81,7 +81,7 @@ def test_a_round_drafts_no_longer_than_it_may(name: str, budget_s: float) -> Non
 
 @pytest.mark.parametrize("name", RULES)
 def test_a_drafter_that_is_right_yields_its_depth_and_one(name: str) -> None:
-    done = replay(make_rule(name, STEPS), Scripted(), recorded(), terms(6.0))
+    done = replay(make_rule(name, STEPS, "int8"), Scripted(), recorded(), terms(6.0))
     assert done.draft_s / done.rounds <= 6.0
     if name == "chain":
         # Six steps of one node each give six levels, and every level is right.
@@ -109,21 +109,21 @@ def test_a_drafter_that_is_wrong_yields_one_token_a_round(name: str) -> None:
             scores[:, 39] = 0.0
             growth.extend(nodes, scores)
 
-    done = replay(make_rule(name, STEPS), Wrong(), distinct, terms(6.0))
+    done = replay(make_rule(name, STEPS, "int8"), Wrong(), distinct, terms(6.0))
     assert done.tokens == done.rounds == 20 - PROMPT
     assert done.nodes > 0
 
 
 def test_a_round_ends_with_the_text() -> None:
     short = Recorded("made", TEXT[:8], PROMPT, 40)
-    done = replay(make_rule("chain", STEPS), Scripted(), short, terms(6.0))
+    done = replay(make_rule("chain", STEPS, "int8"), Scripted(), short, terms(6.0))
     assert (done.rounds, done.tokens) == (1, 4)
     only = Recorded("made", TEXT[: PROMPT + 1], PROMPT, 40)
-    assert replay(make_rule("chain", STEPS), Scripted(), only, terms(6.0)) == Replayed()
+    assert replay(make_rule("chain", STEPS, "int8"), Scripted(), only, terms(6.0)) == Replayed()
 
 
 def test_without_time_nothing_is_drafted() -> None:
-    done = replay(make_rule("subspec", STEPS), Scripted(), recorded(10), terms(0.9))
+    done = replay(make_rule("subspec", STEPS, "int8"), Scripted(), recorded(10), terms(0.9))
     assert (done.tokens, done.rounds, done.draft_s, done.nodes) == (7, 7, 0.0, 0)
 
 
@@ -172,7 +172,7 @@ def test_answers_are_the_targets_own_and_noise_in_the_scores_matters(model: Path
         one = Recorded("made", sampled, len(prompt), len(prompt) + 16)
         for noisy in (True, False):
             drafts = Replayer(drafter.model, target, 0, hot, noisy)
-            rule = make_rule("chain", STEPS)
+            rule = make_rule("chain", STEPS, "int8")
             found[noisy] = replay(rule, drafts, one, Terms(4.0, 9.0, STEPS, tree_limits(8)))
         # int8 drafts nearly know the target, but not which token it will draw without its noise.
         assert found[True].tokens / found[True].rounds > 1.5 * (

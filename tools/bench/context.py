@@ -113,7 +113,7 @@ class _Bench:
         terms = Terms(math.inf, self._sweep_s, steps, tree_limits(self._choice.nodes))
         row = _row_bytes(self._target)
         self.arms[length] = {
-            name: Arm(make_rule("paced", steps), terms, stores * length * row)
+            name: Arm(make_rule("paced", steps, self._drafter.form), terms, stores * length * row)
             for name, stores in zip(ARMS, (1, 2), strict=True)
         }
 

@@ -130,7 +130,7 @@ class _Bench:
                     terms = Terms(share * sweep_s, sweep_s, times, tree_limits(self._choice.nodes))
                     for name in RULES:
                         if heat or name != "ours_no_noise":
-                            arm = _Arm(make_rule(name, times), terms, name != "ours_no_noise")
+                            arm = _Arm(make_rule(name, times, form), terms, name != "ours_no_noise")
                             self._arms[form, heat, budget, name] = arm
 
     def replay(self, recorded: Mapping[float, Recorded], seed: int) -> None:
@@ -158,15 +158,15 @@ def tree_limits(nodes: int) -> Limits:
     return Limits(nodes, nodes, SUBSPEC_WIDTH * nodes + 1)
 
 
-def make_rule(name: str, steps: StepTimes) -> Rule:
-    """A rule of RULES, or `paced`, for one arm."""
+def make_rule(name: str, steps: StepTimes, form: str) -> Rule:
+    """A rule of RULES, or `paced`, for one arm with substitutes in `form`."""
     if name == "chain":
         return Levels(1, steps)
     if name == "subspec":
         return Levels(SUBSPEC_WIDTH, steps, SUBSPEC_SHARPENING)
     most = Allowances().width
     kind = Paced if name == "paced" else BestFirst
-    return kind([*(width for width in WIDTHS if width < most), most], steps, Sharpening())
+    return kind([*(width for width in WIDTHS if width < most), most], steps, Sharpening(form))
 
 
 def measure_tree(options: Options, choice: TreeChoice, shown: Shown) -> Result:
