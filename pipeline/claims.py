@@ -35,7 +35,7 @@ class Allowances(msgspec.Struct, frozen=True):
     embedding_rows: rows of the embedding kept after use. head_block_rows: vocabulary rows scored
     at once. activation_factor: copies of a layer's widest rows that live at the same time.
     prefill_rows: rows that pass a layer in one call. ahead_rows: nodes that the drafter may run
-    while a tree is being verified. noise_rows: rows of sampling noise that are
+    while a tree of as many or more is being verified. noise_rows: rows of sampling noise that are
     kept; noise_block: tokens whose noise is made at once. width: nodes a level of a draft tree;
     depths: the tree depths that the planner may choose from; lookup_depth: that of a tree that is
     looked up, one node a level. row_multiple: packs are padded to it. slots: numbers of slots that
@@ -48,7 +48,7 @@ class Allowances(msgspec.Struct, frozen=True):
     head_block_rows: int = 8192
     activation_factor: int = 2
     prefill_rows: int = 64
-    ahead_rows: int = 32
+    ahead_rows: int = 64
     noise_rows: int = 4
     noise_block: int = 8192
     width: int = 4
@@ -83,7 +83,7 @@ def kv_row_bytes(shape: ModelShape) -> int:
 
 def draft_rows(tree: TreeSize, allowances: Allowances) -> int:
     """Nodes that the drafter runs at most: a tree, and what is drafted ahead of its verdict."""
-    return tree.nodes + 1 + allowances.ahead_rows if tree.run else 0
+    return tree.nodes + 1 + min(tree.nodes, allowances.ahead_rows) if tree.run else 0
 
 
 def verify_rows(tree: TreeSize, allowances: Allowances) -> int:

@@ -277,7 +277,8 @@ class Drafter(Actor):
         if work.began is not None and position > work.position:
             for rate in (self._rate, work.speculation.rate):
                 rate.see(now - work.began, position - work.position)
-            self._trial.see(work.ahead, now - work.began)
+            # Trees are smaller where the next one is drafted ahead.
+            self._trial.see(work.ahead, (now - work.began) / work.speculation.expected)
         work.began, work.position = now, position
 
     def _warn(self, session: Session, work: _Work) -> None:

@@ -27,8 +27,9 @@ class Trial:
         self._resting = False
 
     def see(self, on: bool, seconds: float) -> None:
-        """A round went with it, or without it, and took so long. It may have gone without although
-        a trial asked for it: that is no round of the trial."""
+        """A round went with it, or without it, and took so long (where ways differ in the tokens
+        that are to be expected: for each of them). It may have gone without although a trial asked
+        for it: that is no round of the trial."""
         if on is self._before:
             mean = self._seconds[on]
             usual = mean.value

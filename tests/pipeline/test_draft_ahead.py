@@ -236,7 +236,7 @@ async def test_across_the_switch_of_frequencies(
     monkeypatch.setattr(Drafter, "_answer", noted)
     switch = 24
     directory = made.make_model(tmp_path / "made", "phi3", **made.longrope(original=switch))
-    for length in (switch - 12, switch - 5):
+    for length in (switch - 12, switch - 7):
         ids = made.make_prompt(320, length, seed=length)
         right, _ = made.reference_loop(directory, ids, switch - length + 8)
         async with made_engine(directory, delays=length, depth=4) as engine:

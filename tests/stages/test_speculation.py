@@ -492,3 +492,29 @@ def test_what_is_sent_of_a_tree_is_a_tree(
         sent.append(whole._children[sent[parent]][token])
     left = [score for node, score in enumerate(whole.scores) if node not in sent]
     assert max(left, default=-math.inf) <= min(whole.scores[node] for node in sent)
+
+
+def certain(text: Path) -> torch.Tensor:
+    """The next number, with six chances in ten."""
+    values = torch.full((96,), 0.4 / 95)
+    values[(text[-1] + 1) % 96] = 0.6
+    return values.log()
+
+
+@pytest.mark.parametrize("ahead", [True, False])
+def test_where_drafts_made_ahead_come_true_less_is_drafted_before_a_sweep(ahead: bool) -> None:
+    made, cost, least = Driven(certain, priced({1: 0.1}), widths=(1,)), 0.1, []
+    for _ in range(8):
+        made.begin(Limits(30, 30, 60))
+        chances = []
+        while nodes := made.speculation.next():
+            chances.append(math.exp(made.growth.scores[nodes[0]]))
+            made.run(nodes)
+        least.append(min(chances))
+        tokens, _ = made.speculation.tree()
+        while ahead and (nodes := made.speculation.ahead()):
+            made.speculation.drafts_ahead = True
+            made.run(nodes)
+        made.text += [made.text[-1] + one + 1 for one in range(len(tokens))]
+    assert min(least) > cost
+    assert (min(least[1:]) > 1.25 * cost) == ahead
