@@ -13,7 +13,6 @@ from typing import Any
 
 import msgspec
 
-from pipeline.claims import Allowances
 from pipeline.preparation import look
 from routing.errors import OptionError
 from routing.messages import Sampling
@@ -48,7 +47,7 @@ from tools.bench.tree_target import Target
 BUDGETS = {"quarter": 0.25, "half": 0.5, "whole": 1.0}
 """Shares of a sweep's time that a round may draft for."""
 RULES = ("chain", "subspec", "ours", "ours_no_noise")
-BEYOND = 24
+BEYOND = 64
 """Tokens of an answer after the last at which a round begins, for it to run into."""
 SWEPT_ANSWERS, STEP_REPEATS = 3, 9
 _NOTES = (
@@ -57,8 +56,8 @@ _NOTES = (
     " matrix a substitute) as measured at temperature 0, counted and not clocked",
     "rounds are replayed over the target's own answers, whose choices they are held to; rules share"
     " the target's noise, but for ours_no_noise",
-    "ours: the engine's Speculation; where its rate would stop a step early, the rest of the budget"
-    " goes to the width that gives most a second",
+    f"ours: the engine's Speculation, up to {WIDTHS[-1]} wide; where its rate would stop a step"
+    " early, the rest of the budget goes to the width that gives most a second",
     f"subspec: {SUBSPEC_WIDTH} wide, scores divided by {SUBSPEC_SHARPENING}, as deep as the budget"
     " and the nodes that may be sent allow",
 )
@@ -164,9 +163,8 @@ def make_rule(name: str, steps: StepTimes, form: str) -> Rule:
         return Levels(1, steps)
     if name == "subspec":
         return Levels(SUBSPEC_WIDTH, steps, SUBSPEC_SHARPENING)
-    most = Allowances().width
     kind = Paced if name == "paced" else BestFirst
-    return kind([*(width for width in WIDTHS if width < most), most], steps, Sharpening(form))
+    return kind(WIDTHS, steps, Sharpening(form))
 
 
 def measure_tree(options: Options, choice: TreeChoice, shown: Shown) -> Result:
