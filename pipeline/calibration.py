@@ -27,7 +27,7 @@ COMPILED_LAYER_S = 4e-5
 """A draft layer besides its products, where the compiled part runs it (some hundred rows of KV)."""
 KEPT_S = 24 * 3600
 """Seconds that figures are kept: the machine may have been busy when they were measured."""
-_VERSION = 1
+_VERSION = 2
 
 
 def calibrated(shape: ModelShape, dtype: str, forms: Sequence[str], progress: Progress) -> Compute:

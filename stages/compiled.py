@@ -7,7 +7,7 @@ try:
 except ImportError:  # no compiler was found when this was installed
     _draft = None  # type: ignore[assignment]
 
-INTERFACE = 5
+INTERFACE = 6
 """Which of its interfaces we were written for: one left over from another version is not used."""
 BUILT = getattr(_draft, "INTERFACE", None) == INTERFACE
 COMPILED = _draft.available() if BUILT else None

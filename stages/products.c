@@ -200,6 +200,25 @@ static PyObject *product(PyObject *self, PyObject *const *given, Py_ssize_t coun
     return Py_NewRef(Py_None);
 }
 
+/* Out of every cache, so that what is timed next reads it from memory, as a step of a whole model
+ * does. Reading much else instead is no certain way: a cache may be larger than one can know. */
+static PyObject *evict(PyObject *self, PyObject *const *given, Py_ssize_t count)
+{
+    enum { LINE = 64 };
+    size_t value[2];
+
+    (void)self;
+    if (count != 2)
+        return PyErr_Format(PyExc_TypeError, "an address and a size are needed");
+    for (int i = 0; i < 2; i++)
+        if ((value[i] = PyLong_AsSize_t(given[i])) == (size_t)-1 && PyErr_Occurred())
+            return NULL;
+    for (size_t at = value[0] & -(size_t)LINE; at < value[0] + value[1]; at += LINE)
+        _mm_clflush((const void *)at);
+    _mm_mfence();
+    return Py_NewRef(Py_None);
+}
+
 static const char *prepare(void)
 {
     __builtin_cpu_init();
@@ -248,6 +267,11 @@ static PyObject *product(PyObject *self, PyObject *const *given, Py_ssize_t coun
 
 static PyObject *plain(PyObject *self, PyObject *yes) { return product(self, NULL, 0); }
 
+static PyObject *evict(PyObject *self, PyObject *const *given, Py_ssize_t count)
+{
+    return product(self, given, count);
+}
+
 PyObject *draft_room(PyObject *self, PyObject *const *given, Py_ssize_t count)
 {
     return product(self, given, count);
@@ -277,6 +301,7 @@ static PyMethodDef methods[] = {
     {"available", available, METH_NOARGS, "The instructions in use; None if it cannot run here."},
     {"product", FAST(product),
      "product(form, weights, x, out, rows, cols, outputs): three addresses, three sizes."},
+    {"evict", FAST(evict), "evict(address, nbytes): what lies there leaves every cache."},
     {"draft_room", FAST(draft_room), "draft_room(layers, rows): the bytes that a step needs."},
     {"draft_layers", FAST(draft_layers), "draft_layers(layers, step): see draft_layers.c."},
     {"outlook", FAST(outlook),
@@ -289,7 +314,7 @@ static int start(PyObject *module)
 {
     prepare();
     /* To be raised with every change of what Python calls; see compiled.py. */
-    return PyModule_AddIntConstant(module, "INTERFACE", 5);
+    return PyModule_AddIntConstant(module, "INTERFACE", 6);
 }
 
 static PyModuleDef_Slot slots[] = {{Py_mod_exec, (void *)start}, {0, NULL}};
