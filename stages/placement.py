@@ -15,8 +15,9 @@ class Placement(msgspec.Struct, frozen=True):
     `resident` names the matrices kept on the device in full precision, in the compute dtype: layer
     matrices and, if named, the head. Every other matrix is streamed. `substitute` is the format
     of the low-bit copies of streamed matrices (one of formats.FORMATS; None: there are none, and
-    what is drafted is looked up in the text). The ring has `slots` slots of `slot_bytes` bytes (0
-    and 0 when all is resident). A streamed head is cut into pieces of `head_rows` vocabulary rows
+    what is drafted is looked up in the text); layers in `raised` have theirs in the format `finer`
+    instead, the head never does. The ring has `slots` slots of `slot_bytes` bytes (0 and 0 when all
+    is resident). A streamed head is cut into pieces of `head_rows` vocabulary rows
     (the whole vocabulary when it is resident). KV is held for `context` tokens in each of
     `sessions` sessions; a tree has at most `tree_budget` nodes besides its root (0: no drafts),
     and a sweep carries at most `prefill_rows` prompt rows at once through a layer. Whole rows of
@@ -38,3 +39,5 @@ class Placement(msgspec.Struct, frozen=True):
     logit_rows: int = 1
     draft_rows: int = 0
     low_resident: bool = False
+    finer: str | None = None
+    raised: tuple[int, ...] = ()

@@ -37,7 +37,8 @@ class Probe:
         rows = min(ROWS, shape.max_positions)
         tokens = torch.randint(shape.vocab, (rows,), generator=torch.Generator().manual_seed(0))
         embedded = opened.checkpoint.read_rows(name, tokens.tolist()).to(opened.dtype)
-        self._hidden = opened.architecture.embed(embedded)[None]
+        self.hidden = opened.architecture.embed(embedded)[None]
+        """The rows (1, rows, hidden) after the last layer that was run; never written to."""
         self._rotary = turn(opened.rope, torch.arange(rows), rows, opened.dtype)
         self._riders = TextRiders(ChunkMask(PromptMask(rows, 0), rows, 0))
         self._skeleton = skeleton
@@ -52,22 +53,30 @@ class Probe:
         def see(name: str, module: torch.nn.Module, given: tuple[torch.Tensor, ...]) -> None:
             seen[name] = mean_square(given[0])
 
-        skeleton.bind(matrices)
         hooks = [
             skeleton.home(name).register_forward_pre_hook(partial(see, name))
             for name in skeleton.matrices(index)
         ]
         try:
-            self._hidden = skeleton.run_layer(index, self._hidden, self._riders, self._rotary)
+            self.hidden = self.run(index, self.hidden, matrices)
         finally:
             for hook in hooks:
                 hook.remove()
-            skeleton.release(matrices)
         return seen
+
+    def run(
+        self, index: int, hidden: torch.Tensor, matrices: Mapping[str, torch.Tensor]
+    ) -> torch.Tensor:
+        """Other rows of the same text through layer `index`, likewise: (1, rows, hidden)."""
+        self._skeleton.bind(matrices)
+        try:
+            return self._skeleton.run_layer(index, hidden, self._riders, self._rotary)
+        finally:
+            self._skeleton.release(matrices)
 
     def head(self) -> torch.Tensor:
         """After the last layer: the same of the head's input."""
-        return mean_square(self._skeleton.finish(self._hidden))
+        return mean_square(self._skeleton.finish(self.hidden))
 
 
 def mean_square(rows: torch.Tensor) -> torch.Tensor:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 
 import torch
 from torch.nn import functional
 
+from routing.errors import DeviceMemoryError
 from stages.device import Buffer, Device
 from stages.draft_layer import Product, is_common
 from stages.formats import ROW_MULTIPLE, head_format
@@ -22,6 +23,7 @@ from stages.packed import Packed
 from stages.placement import Placement
 from stages.probe import Probe
 from stages.progress import Progress
+from stages.sensitivity import Sensitivity
 from stages.shapes import LayerShape, MatrixShape
 from stages.skeleton import Skeleton
 from stages.substitutes import Substitute, quantize
@@ -36,34 +38,60 @@ class Weights:
 
     resident: full-precision tensors in the compute dtype by name (norms and biases included);
     substitutes: the low-bit copies of streamed matrices, the head's included, and of resident ones
-    if the placement says so, by the names whose rows they join (`fusions`); form: their format.
+    if the placement says so, by the names whose rows they join (`fusions`); form: their format
+    (some layers' may be finer); sensitivity: of each layer, where it was measured.
     """
 
     def __init__(self, device: Device, opened: OpenedModel, form: str | None) -> None:
         """With nothing loaded."""
         self._device, self._opened, self.form = device, opened, form
+        self.sensitivity: tuple[float, ...] | None = None
         self._undo = ExitStack()
         self.resident: dict[str, torch.Tensor] = {}
         self.substitutes: dict[tuple[str, ...], Substitute] = {}
 
     @classmethod
     def load(
-        cls, device: Device, opened: OpenedModel, placement: Placement, progress: Progress
+        cls,
+        device: Device,
+        opened: OpenedModel,
+        placement: Placement,
+        progress: Progress,
+        *,
+        measure: bool = False,
     ) -> Weights:
         """Read and quantize. Raises DeviceMemoryError, LinkError, ModelFormatError.
 
         For substitutes the streamed matrices of a layer are held in full, one layer at a time:
         less than what the ring and its decode buffer take later. Holds nothing when it raises.
+        With `measure` layers' sensitivity is measured meanwhile, if there are to be substitutes;
+        what is loaded is the same. Where it does not fit in, all is loaded once more without it:
+        only a context of a few tokens claims less for later than a measurement takes.
         """
+        if measure:
+            with suppress(DeviceMemoryError):
+                return cls._loaded(device, opened, placement, progress, measure=True)
+        return cls._loaded(device, opened, placement, progress, measure=False)
+
+    @classmethod
+    def _loaded(
+        cls,
+        device: Device,
+        opened: OpenedModel,
+        placement: Placement,
+        progress: Progress,
+        *,
+        measure: bool,
+    ) -> Weights:
         weights = cls(device, opened, placement.substitute)
         try:
-            weights._load(placement, progress)
+            weights._load(placement, progress, measure)
         except BaseException:
             weights.close()
             raise
         return weights
 
-    def _load(self, placement: Placement, progress: Progress) -> None:
+    def _load(self, placement: Placement, progress: Progress, measure: bool) -> None:
         opened, shape, form = self._opened, self._opened.shape, self.form
         resident = frozenset(placement.resident)
         alone = frozenset[str]() if placement.low_resident else resident
@@ -71,7 +99,7 @@ class Weights:
         for name in skeleton.small():
             self._keep(name, "norms")
         skeleton.bind(self.resident)
-        probe = None if form is None else Probe(opened, skeleton)
+        probe = self._probe(skeleton, measure)
         done, total = 0, sum(m.nbytes for m in (*shape.matrices(), shape.head))
         for layer in shape.layers:
             progress.step("Loading weights", done, total)
@@ -80,7 +108,8 @@ class Weights:
                 skeleton.bind({name: self.resident[name]})
             if probe is not None and form is not None:
                 groups = [g for g in fusions(skeleton, layer, alone) if g[0].name not in alone]
-                self._substitute_layer(layer, groups, form, probe)
+                finer = placement.finer if layer.index in placement.raised else None
+                self._substitute_layer(layer, groups, finer or form, probe)
             # What the heap keeps of all that was read would come to hundreds of MB.
             give_back()
             done += sum(matrix.nbytes for matrix in layer.matrices)
@@ -91,8 +120,21 @@ class Weights:
         if probe is not None and form is not None and head.name not in alone:
             parts = (part for _, part in self._rows(head.name))
             self._substitute((head,), parts, head_format(form), probe.head())
+        if isinstance(probe, Sensitivity):
+            self.sensitivity = probe.costs(part for _, part in self._rows(head.name))
+            probe.close()
         give_back()
         progress.step("Loading weights", total, total)
+
+    def _probe(self, skeleton: Skeleton, measure: bool) -> Probe | None:
+        """None where there are to be no substitutes."""
+        if self.form is None:
+            return None
+        if not measure:
+            return Probe(self._opened, skeleton)
+        probe = Sensitivity(self._opened, skeleton, self._device.memory)
+        self._undo.callback(probe.close)
+        return probe
 
     def _substitute_layer(
         self, layer: LayerShape, groups: Iterable[tuple[MatrixShape, ...]], form: str, probe: Probe
