@@ -23,13 +23,13 @@ from pipeline.claims import (
     work_claims,
 )
 from pipeline.ladder import Ladder, Rung
+from pipeline.mixtures import Form, Mixture, base_of, low_bit
 from pipeline.residency import caps, climb, resident_bytes, with_substitutes
-from stages.formats import head_format, substitute_bytes
 from stages.placement import Placement
 from stages.shapes import ModelShape
 
 RESIDENT, LOOKUP, PLAIN = "resident", "lookup", "plain"
-RESIDENT_LOOKUP = "resident with lookup"
+RESIDENT_LOOKUP, MIXED = "resident with lookup", "mixed"
 _HELD = {PLAIN: RESIDENT, LOOKUP: RESIDENT_LOOKUP}
 """What it is called when all weights are held."""
 
@@ -42,7 +42,7 @@ class Job:
     ) -> None:
         self.shape, self.allowances = shape, allowances
         self.context, self.sessions = context, sessions
-        self._ladders: dict[str | None, tuple[Ladder, ...]] = {}
+        self._ladders: dict[Form | None, tuple[Ladder, ...]] = {}
 
     def smaller(self, context: int, sessions: int) -> Job:
         """The same model for another context and number of sessions."""
@@ -50,22 +50,22 @@ class Job:
         other._ladders = self._ladders  # they depend on neither
         return other
 
-    def ladders(self, form: str | None) -> tuple[Ladder, ...]:
+    def ladders(self, form: Form | None) -> tuple[Ladder, ...]:
         """Every ladder of one format."""
         form = _substitute(form)
         if form not in self._ladders:
             self._ladders[form] = tuple(self._climbed(form))
         return self._ladders[form]
 
-    def _climbed(self, form: str | None) -> Iterator[Ladder]:
-        low_bit = _low_bit(self.shape, form)
+    def _climbed(self, form: Form | None) -> Iterator[Ladder]:
+        sizes = _low_bit(self.shape, form)
         heads = [(cap, head) for cap in caps(self.shape) for head in (False, True)]
         for place, (cap, head) in enumerate(heads):
-            yield climb(self.shape, cap, head_resident=head, substitute=low_bit)
+            yield climb(self.shape, cap, head_resident=head, substitute=sizes)
             if form is not None:
-                yield with_substitutes(self.ladders(None)[place], sum(low_bit.values()))
+                yield with_substitutes(self.ladders(None)[place], sum(sizes.values()))
 
-    def trees(self, form: str | None) -> tuple[TreeSize, ...]:
+    def trees(self, form: Form | None) -> tuple[TreeSize, ...]:
         """Trees to try with a format, the smallest first; without one nothing is drafted."""
         if form is None:
             return (TreeSize(),)
@@ -88,11 +88,11 @@ class Job:
 
 
 class Candidate(NamedTuple):
-    """One plan that could be. `form` is a format, LOOKUP (no substitutes, but drafts) or None (no
-    drafts); `nbytes` is the sum of its claims."""
+    """One plan that could be. `form` is a format, a mixture of two, LOOKUP (no substitutes, but
+    drafts) or None (no drafts); `nbytes` is the sum of its claims."""
 
     job: Job
-    form: str | None
+    form: Form | None
     tree: TreeSize
     slots: int
     ladder: Ladder | None  # None: all weights resident
@@ -103,34 +103,34 @@ class Candidate(NamedTuple):
 
     @property
     def family(self) -> str:
-        """The format, or what is done without one."""
+        """The format, MIXED, or what is done without one."""
+        if isinstance(self.form, Mixture):
+            return MIXED
         name = self.form or PLAIN
         return name if self.ladder is not None else _HELD.get(name, name)
 
     @property
-    def substitute(self) -> str | None:
-        """The format of its substitutes, if it has any."""
+    def substitute(self) -> Form | None:
+        """What its substitutes are in, if it has any."""
         return _substitute(self.form)
 
 
-def _substitute(form: str | None) -> str | None:
+def _substitute(form: Form | None) -> Form | None:
     return None if form == LOOKUP else form
 
 
-def _low_bit(shape: ModelShape, form: str | None) -> dict[str, int]:
+def _low_bit(shape: ModelShape, form: Form | None) -> dict[str, int]:
     """Bytes of each matrix's substitute, by name."""
-    matrices = [*shape.matrices(), shape.head]
     if form is None:
-        return {matrix.name: 0 for matrix in matrices}
-    forms = {shape.head.name: head_format(form)}
-    return {m.name: substitute_bytes((m.rows, m.cols), forms.get(m.name, form)) for m in matrices}
+        return {matrix.name: 0 for matrix in (*shape.matrices(), shape.head)}
+    return low_bit(shape, form)
 
 
 def _total(claims: tuple[Claim, ...]) -> int:
     return sum(claim.nbytes for claim in claims)
 
 
-def held(job: Job, form: str | None, budget: int) -> Iterator[Candidate]:
+def held(job: Job, form: Form | None, budget: int) -> Iterator[Candidate]:
     """Every candidate of one format that keeps every weight, without a ring, and fits the budget.
 
     What is drafted is drafted with substitutes all the same: they are quicker.
@@ -150,7 +150,7 @@ def _with_logit_rows(job: Job, tree: TreeSize, nbytes: int, budget: int) -> tupl
     return 1 + more, nbytes + more * row
 
 
-def _whole(job: Job, form: str | None) -> Rung:
+def _whole(job: Job, form: Form | None) -> Rung:
     matrices = [*job.shape.matrices(), job.shape.head]
     resident = sum(resident_bytes(m, job.shape.compute_itemsize) for m in matrices)
     low = sum(_low_bit(job.shape, _substitute(form)).values())
@@ -165,7 +165,7 @@ class Span(NamedTuple):
     """
 
     job: Job
-    form: str | None
+    form: Form | None
     ladder: Ladder
     slots: int
     trees: tuple[TreeSize, ...]
@@ -208,7 +208,7 @@ class Span(NamedTuple):
                 yield self._replace(trees=(size,), works=(work,), place=place)
 
 
-def streaming(job: Job, form: str | None) -> Iterator[Span]:
+def streaming(job: Job, form: Form | None) -> Iterator[Span]:
     """Every candidate of one format that streams something, whether it fits or not."""
     trees, ladders = job.trees(form), job.ladders(form)
     totals = {
@@ -258,10 +258,14 @@ def placement(candidate: Candidate) -> Placement:
     job, _, tree, slots, ladder, step, rung, logit_rows, _ = candidate
     every = [m.name for layer in job.shape.layers for m in layer.matrices] + [job.shape.head.name]
     kept = set(every) if ladder is None else ladder.resident(step)
-    low = candidate.substitute is not None and (ladder is None or ladder.low)
+    form = candidate.substitute
+    low = form is not None and (ladder is None or ladder.low) and bool(kept)
+    # Where only streamed matrices have substitutes, a layer that stays has none to be raised.
+    drafted = {m.layer for m in job.shape.matrices() if low or m.name not in kept}
+    mixed = form if isinstance(form, Mixture) else None
     return Placement(
         resident=tuple(name for name in every if name in kept),
-        substitute=candidate.substitute,
+        substitute=None if form is None else base_of(form),
         slots=slots,
         slot_bytes=rung.slot_bytes,
         head_rows=job.shape.vocab if ladder is None else ladder.head_rows,
@@ -270,6 +274,8 @@ def placement(candidate: Candidate) -> Placement:
         tree_budget=tree.nodes,
         prefill_rows=pack_rows(job.context, job.allowances),
         logit_rows=logit_rows,
-        low_resident=low and bool(kept),
+        low_resident=low,
         draft_rows=draft_rows(tree, job.allowances),
+        finer=mixed.finer if mixed else None,
+        raised=tuple(layer for layer in mixed.raised if layer in drafted) if mixed else (),
     )

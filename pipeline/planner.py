@@ -8,21 +8,23 @@ never predict a slower plan, and the smallest budget is the smallest candidate.
 
 Candidates without substitutes (drafts that are looked up in the text alone; plain streaming, one
 token a sweep) and those that hold all compete like the others: speculation that would lose is
-switched off that way. Every candidate takes whole rows of logits (for requests that sample) as far
-as the budget goes; fewer than a tree has nodes lower its prediction, so that resident weights make
-room for them first.
+switched off that way. So do substitutes in two formats, where it is known which layers' errors hurt
+most (mixtures.py): memory goes on more bits or on residency, whichever is predicted to be faster.
+Every candidate takes whole rows of logits (for requests that sample) as far as the budget goes;
+fewer than a tree has nodes lower its prediction, so that resident weights make room for them first.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from heapq import heappop, heappush
 
 import msgspec
 
 from pipeline.candidates import (
     LOOKUP,
+    MIXED,
     PLAIN,
     RESIDENT,
     RESIDENT_LOOKUP,
@@ -36,6 +38,7 @@ from pipeline.candidates import (
     streaming,
 )
 from pipeline.claims import Allowances, Claim, context_token_bytes
+from pipeline.mixtures import mixtures
 from pipeline.predictions import Compute, Predictor
 from pipeline.reasons import Scored, assumptions, reasons
 from pipeline.residency import canonical
@@ -96,14 +99,16 @@ def plan(
     substitute: str = "auto",
     allow_plain: bool = True,
     allowances: Allowances | None = None,
+    sensitivity: Sequence[float] | None = None,
 ) -> Plan:
     """The plan with most predicted tokens a second whose claims fit `budget` bytes.
 
     `link_gbps` is the bandwidth of the tier below in GB/s. `substitute` is "auto", a format of
     FORMATS or "lookup" (then what comes after it is only what is left when it does not fit), or
     "none". Without `allow_plain` what was not asked for is chosen only where all weights are held,
-    and "auto" asks for substitutes. Raises
-    BudgetError with the smallest budget that works, and OptionError for values out of range.
+    and "auto" asks for substitutes. `sensitivity`: what substitutes of each layer cost, in any
+    unit; with "auto" these may then be in two formats. Raises BudgetError with the smallest budget
+    that works, and OptionError for values out of range.
     """
     compute, allowances = compute or Compute(), allowances or Allowances()
     _check(shape, budget, link_gbps, context, sessions, substitute)
@@ -115,6 +120,10 @@ def plan(
     if not allowed:
         raise BudgetError(budget, smallest(job, forms), _knob(job, forms, budget))
     chosen = max(allowed.values(), key=_rate)
+    if substitute == "auto" and sensitivity is not None:
+        mixed = _mixed(job, sensitivity, budget, predictor, chosen)
+        if mixed is not chosen:
+            chosen = best[MIXED] = mixed
     told = reasons(chosen, best, substitute, budget)
     undrafted = [best[name].prediction for name in (PLAIN, RESIDENT) if name in best]
     plain = max((one.tokens_per_s for one in undrafted), default=None)
@@ -183,6 +192,18 @@ def _best(
         if streamed is not None:
             found[family] = streamed
     return found
+
+
+def _mixed(
+    job: Job, sensitivity: Sequence[float], budget: int, predictor: Predictor, rival: Scored
+) -> Scored:
+    """The best candidate that fits of all mixtures, or `rival` where that is as fast."""
+    for mixture in mixtures(job.shape, sensitivity):
+        whole = (_scored(candidate, predictor) for candidate in held(job, mixture, budget))
+        rival = max((rival, *whole), key=_rate)
+        streamed = _fastest(streaming(job, mixture), budget, predictor, _rate(rival))
+        rival = streamed or rival
+    return rival
 
 
 def _fastest(

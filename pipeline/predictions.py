@@ -20,6 +20,7 @@ import msgspec
 from pipeline.candidates import LOOKUP
 from pipeline.claims import Allowances, TreeSize, kv_row_bytes, padded
 from pipeline.ladder import Rung
+from pipeline.mixtures import Form, rate_of, yield_of
 from stages.shapes import ModelShape
 
 YIELD = {"int4": 1.7, "int8": 3.0, "nf4": 1.6, "int6": 2.6, "int3": 0.86, "int2": 0.16}
@@ -80,10 +81,10 @@ class Compute(msgspec.Struct, frozen=True):
     measured: bool = False
 
     def draft_step_s(
-        self, rows: int, form: str, substitute_bytes: int, full_bytes: int, layers: int
+        self, rows: int, form: Form, substitute_bytes: int, full_bytes: int, layers: int
     ) -> float:
         """Seconds to pass `rows` draft rows through all layers and the head."""
-        low = substitute_bytes / (self.low_gbps[form] * 1e9)
+        low = substitute_bytes / (rate_of(form, self.low_gbps) * 1e9)
         full = full_bytes / (self.memory_gbps * 1e9)
         return low * max(1.0, rows / self.flat_rows) + full + layers * self.draft_layer_s
 
@@ -119,25 +120,25 @@ class Predictor:
         self._others = (self._layers + 1) * compute.layer_s + sessions * self._kv_s
         sizes = {TreeSize(d, allowances.width).nodes for d in allowances.depths}
         self._nodes = sorted({0, 4, 8, 12, 24, *sizes})
-        self._trees: dict[str | None, list[_Tree]] = {}
+        self._trees: dict[Form | None, list[_Tree]] = {}
 
-    def _sizes(self, form: str | None) -> list[_Tree]:
+    def _sizes(self, form: Form | None) -> list[_Tree]:
         """Trees to reckon with, the smallest first."""
         if form not in self._trees:
             sizes = (0,) if form is None else self._nodes
             self._trees[form] = [self._tree(form, nodes) for nodes in sizes]
         return self._trees[form]
 
-    def _tree(self, form: str | None, nodes: int) -> _Tree:
+    def _tree(self, form: Form | None, nodes: int) -> _Tree:
         rows = padded(self._sessions * (nodes + 1), self._allowances.row_multiple)
         products = max(2 * self._elements * rows / (self._compute.gflops * 1e9), self._read_s)
-        tokens = 1.0 if form is None else 1.0 + YIELD[form] * math.log2(1.0 + nodes / 2)
+        tokens = 1.0 if form is None else 1.0 + yield_of(form, YIELD) * math.log2(1.0 + nodes / 2)
         # A step goes no deeper than one level.
         steps = self._sessions * max(nodes / NODES_A_STEP, tokens - 1.0)
         return _Tree(nodes, tokens, steps, products)
 
     def predict(
-        self, rung: Rung, form: str | None, tree: TreeSize, slots: int, logit_rows: int
+        self, rung: Rung, form: Form | None, tree: TreeSize, slots: int, logit_rows: int
     ) -> Prediction:
         """Of the plan that keeps `rung` resident, with substitutes in `form` (None: no drafts).
 
@@ -159,7 +160,7 @@ class Predictor:
         return found._replace(tokens_per_s=rate)
 
     def _quickest(
-        self, rung: Rung, form: str | None, slots: int, nodes: int, fewer: int
+        self, rung: Rung, form: Form | None, slots: int, nodes: int, fewer: int
     ) -> tuple[Prediction, float]:
         """The round that is quickest for its tokens, with a tree of at most `nodes` nodes; and the
         tokens a second of the one with at most `fewer`."""
@@ -187,7 +188,7 @@ class Predictor:
                 limited = found.tokens_per_s
         return found, limited
 
-    def _step_s(self, rung: Rung, form: str | None) -> float:
+    def _step_s(self, rung: Rung, form: Form | None) -> float:
         if form is None:
             return 0.0
         width, layers = self._allowances.width, self._layers + 1

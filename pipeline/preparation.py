@@ -16,6 +16,7 @@ from pipeline.claims import Allowances
 from pipeline.memory import available_memory
 from pipeline.planner import Plan, plan
 from pipeline.runtime import Runtime
+from pipeline.sensitivities import Sensitivities
 from pipeline.settings import Settings
 from routing.errors import ModelFormatError, OptionError, PacelineError
 from stages.device import CpuDevice, Device
@@ -105,7 +106,7 @@ async def _ended(work: Event[Prepared]) -> None:
 
 
 def _prepare(settings: Settings, progress: Progress, *checks: Check) -> Prepared:
-    opened, chosen, link_gbps = _look(settings, progress)
+    opened, chosen, link_gbps, known = _look(settings, progress)
     try:
         _check_parts(chosen)
         tokenizer = Tokenizer.load(opened.directory)
@@ -123,7 +124,10 @@ def _prepare(settings: Settings, progress: Progress, *checks: Check) -> Prepared
         progress,
         embedding_rows=chosen.embedding_rows,
         link_gbps=settings.link_gbps if device.name == "cpu" else None,
+        measure=known.wanted,
     )
+    if runtime.sensitivity is not None:
+        known.keep(runtime.sensitivity)
     return Prepared(runtime, chosen, tokenizer, stops, link_gbps)
 
 
@@ -132,11 +136,12 @@ def look(settings: Settings, progress: Progress) -> tuple[OpenedModel, Plan]:
 
     Raises UsageError, LinkError.
     """
-    opened, chosen, _ = _look(settings, progress)
+    opened, chosen, _, _ = _look(settings, progress)
     return opened, chosen
 
 
-def _look(settings: Settings, progress: Progress) -> tuple[OpenedModel, Plan, float]:
+def _look(settings: Settings, progress: Progress) -> tuple[OpenedModel, Plan, float, Sensitivities]:
+    """Also the link's bandwidth, and what is known of layers' sensitivity."""
     if settings.device != "simulated":
         settings.refuse_host_memory("cpu")
     opened = find(settings, progress)
@@ -146,6 +151,7 @@ def _look(settings: Settings, progress: Progress) -> tuple[OpenedModel, Plan, fl
         link_gbps = settings.link_gbps or measure_link(opened.paths, LINK_SAMPLE)
         compute = calibrated(opened.shape, str(opened.dtype), _measurable(), progress)
         progress.step("planning", 0, 0)
+        known = Sensitivities(opened)
         chosen = plan(
             opened.shape,
             budget(settings),
@@ -155,11 +161,12 @@ def _look(settings: Settings, progress: Progress) -> tuple[OpenedModel, Plan, fl
             sessions=settings.sessions,
             substitute=settings.substitute,
             allowances=_allowances(settings),
+            sensitivity=known.layers,
         )
     except BaseException:
         opened.close()
         raise
-    return opened, chosen, link_gbps
+    return opened, chosen, link_gbps, known
 
 
 def _measurable() -> list[str]:

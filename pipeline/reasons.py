@@ -4,8 +4,16 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pipeline.candidates import LOOKUP, PLAIN, RESIDENT, RESIDENT_LOOKUP, Candidate, smallest
+from pipeline.candidates import (
+    LOOKUP,
+    PLAIN,
+    RESIDENT,
+    RESIDENT_LOOKUP,
+    Candidate,
+    smallest,
+)
 from pipeline.claims import MIB
+from pipeline.mixtures import Mixture, base_of, yield_of
 from pipeline.predictions import LINK_BUSY, LOOKUP_ACCEPTANCE, WHOLE, YIELD, Compute, Prediction
 from stages.formats import BITS, FORMATS
 
@@ -21,19 +29,19 @@ def reasons(
     chosen: Scored, best: dict[str, Scored], substitute: str, budget: int
 ) -> tuple[str, ...]:
     """Why `chosen` and not the others; `best` holds the best of each family that fits."""
-    family = chosen.candidate.family
+    family, form = chosen.candidate.family, chosen.candidate.substitute
     rates = {name: scored.prediction.tokens_per_s for name, scored in best.items()}
     if family in (RESIDENT, RESIDENT_LOOKUP):
         told = ["all weights fit in full precision"]
-    elif family in FORMATS:
-        told = [f"{family} substitutes: {_rate(rates[family])} predicted"]
+    elif form is not None:
+        told = [f"{form} substitutes: {_rate(rates[family])} predicted"]
         if chosen.candidate.ladder is None:
             told.append("all weights fit in full precision")
         elif RESIDENT in rates:
             told.append("all weights would fit, but drafting is predicted to be faster")
         if rates[family] < max(rates.get(PLAIN, 0.0), rates.get(LOOKUP, 0.0)):
             told.append("drafting is predicted to lose, and was asked for")
-        if substitute == "auto" and BITS[family] < BITS["int4"] and "int4" not in rates:
+        if substitute == "auto" and BITS[base_of(form)] < BITS["int4"] and "int4" not in rates:
             told.append("fewer bits, since int4 does not fit")
     elif substitute == "none":
         told = ["no substitutes were asked for"]
@@ -48,9 +56,9 @@ def reasons(
     elif substitute == LOOKUP and LOOKUP not in rates and RESIDENT not in rates:
         told.append(_short(chosen.candidate, LOOKUP, "trees that are looked up", budget))
     named = FORMATS if substitute == "auto" else (substitute,)
-    for form in named:
-        if form in FORMATS and form not in rates:
-            told.append(_short(chosen.candidate, form, f"{form} substitutes", budget))
+    for name in named:
+        if name in FORMATS and name not in rates:
+            told.append(_short(chosen.candidate, name, f"{name} substitutes", budget))
     others = [f"{name} {_rate(rate)}" for name, rate in rates.items() if name != family]
     return tuple(told + ([f"against {', '.join(others)}"] if others else []))
 
@@ -73,10 +81,16 @@ def assumptions(candidate: Candidate, compute: Compute, link_gbps: float) -> tup
             "SmolLM2-135M: text that repeats itself goes faster"
         )
     elif candidate.form is not None:
+        form = candidate.form
         found.append(
-            f"a tree of n nodes drafted in {candidate.form} yields 1 + {YIELD[candidate.form]:g} "
+            f"a tree of n nodes drafted in {form} yields 1 + {yield_of(form, YIELD):.3g} "
             "log2(1 + n / 2) tokens, as on SmolLM2-135M"
         )
+        if isinstance(form, Mixture):
+            found.append(
+                f"that is {form.way:.0%} of the way from {form.base} to {form.finer}: the most "
+                f"sensitive {len(form.raised)} of {form.layers} layers have that, or stay whole"
+            )
     if candidate.logit_rows < candidate.tree.nodes + 1:
         found.append(
             f"{WHOLE:.0%} of the requests sample or want log-probabilities: their trees have at "

@@ -52,11 +52,11 @@ def plan_table(plan: Plan, shape: ModelShape) -> Table:
     table = _table(title, ("what", "where"), ("layers", "MiB"))
     whole, part, streamed = _layers(plan, shape)
     kept = f"{whole} + {part} in part" if part else str(whole)
-    form = plan.placement.substitute
     swept = str(part + streamed)
-    drafted, formats = (swept, f"{form}, head {head_format(form)}") if form else ("0", "none")
+    drafted = swept if plan.placement.substitute else "0"
+    low = f"substitutes ({_formats(plan, shape)})"
     table.add_row("resident weights", "device", kept, _mib(plan.resident_bytes))
-    table.add_row(f"substitutes ({formats})", "device", drafted, _mib(plan.substituted_bytes))
+    table.add_row(low, "device", drafted, _mib(plan.substituted_bytes))
     nbytes = _mib(plan.streamed_bytes_per_sweep)
     table.add_row("streamed weights, each sweep", "disk", swept, nbytes)
     table.add_section()
@@ -71,6 +71,15 @@ def plan_table(plan: Plan, shape: ModelShape) -> Table:
 def plan_notes(plan: Plan) -> str:
     """Why the plan is what it is and what it takes for granted, a line each."""
     return "\n".join(f"- {note}" for note in (*plan.reasons, *plan.assumptions))
+
+
+def _formats(plan: Plan, shape: ModelShape) -> str:
+    """Those of the substitutes: "int4, int6 in 8 of 30 layers, head int6"."""
+    form, raised = plan.placement.substitute, len(plan.placement.raised)
+    if form is None:
+        return "none"
+    finer = f", {plan.placement.finer} in {raised} of {len(shape.layers)} layers" if raised else ""
+    return f"{form}{finer}, head {head_format(form)}"
 
 
 def _layers(plan: Plan, shape: ModelShape) -> tuple[int, int, int]:

@@ -48,23 +48,28 @@ class Runtime:
         embedding_rows: int,
         link_gbps: float | None = None,
         poison: bool = False,
+        measure: bool = False,
     ) -> None:
         """Takes `opened` and `device` over and closes them, also when this raises.
 
+        With `measure`, layers' `sensitivity` is measured while they are loaded, where it can be.
         Raises DeviceMemoryError, LinkError, ModelFormatError.
         """
         self.opened, self.plan, self.device = opened, plan, device
         with ExitStack() as undo:
             undo.callback(opened.close)
             undo.callback(device.close)
-            self._load(undo, progress, embedding_rows, link_gbps, poison)
+            weights = Weights.load(device, opened, plan.placement, progress, measure=measure)
+            undo.callback(weights.close)
+            self.sensitivity = weights.sensitivity
+            self._load(undo, weights, embedding_rows, link_gbps, poison)
             trim()
             self._undo = undo.pop_all()
 
     def _load(
         self,
         undo: ExitStack,
-        progress: Progress,
+        weights: Weights,
         embedding_rows: int,
         link_gbps: float | None,
         poison: bool,
@@ -72,7 +77,6 @@ class Runtime:
         opened, device, placement = self.opened, self.device, self.plan.placement
         shape, dtype, checkpoint = opened.shape, opened.dtype, opened.checkpoint
         skeleton = opened.skeleton()
-        weights = self._own(undo, Weights.load(device, opened, placement, progress))
         skeleton.bind({n: t for n, t in weights.resident.items() if n in skeleton})
         self.head = weights.resident.get(shape.head.name)
         self.steps, self.pieces = schedule(shape, placement, checkpoint.tensors)

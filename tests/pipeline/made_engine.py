@@ -79,10 +79,11 @@ def make_plan(
         )
     if logit_rows is None and not whole:
         return made
-    return _with_rows(made, opened.shape, logit_rows or made.placement.tree_budget + 1)
+    return with_rows(made, opened.shape, logit_rows or made.placement.tree_budget + 1)
 
 
-def _with_rows(made: Plan, shape: ModelShape, rows: int) -> Plan:
+def with_rows(made: Plan, shape: ModelShape, rows: int) -> Plan:
+    """The plan with so many whole rows of logits, whatever the budget."""
     more = logit_row_bytes(shape, made.placement.sessions) * (rows - made.placement.logit_rows)
     claims = tuple(
         Claim(claim.name, claim.nbytes + max(0, more) * (claim.name == "logit rows"))

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from pipeline.candidates import LOOKUP, Job, Span, smallest, streaming
+from pipeline.candidates import LOOKUP, Job, Span, placement, smallest, streaming
 from pipeline.claims import MIB, Allowances, kv_row_bytes
+from pipeline.mixtures import PAIRS, Mixture, mixtures
 from pipeline.planner import _ROUNDING, Plan, _fastest, _rate, _scored, plan, smallest_budget
 from pipeline.predictions import LINK_BUSY, Compute, Predictor
 from pipeline.residency import canonical, caps, climb, spread
@@ -138,12 +139,15 @@ def check(shape: ModelShape, made: Plan) -> None:
     else:
         assert made.step in ("substitutes", "resident")
         assert placement.draft_rows > placement.tree_budget
-        forms = {shape.head.name: head_format(placement.substitute)}
-        sizes = [
-            substitute_bytes((m.rows, m.cols), forms.get(m.name, placement.substitute))
-            for m in (every if placement.low_resident else streamed)
-        ]
+        low = every if placement.low_resident else streamed
+        forms = {
+            m.name: placement.finer if m.layer in placement.raised else placement.substitute
+            for m in low
+        }
+        forms[shape.head.name] = head_format(placement.substitute)
+        sizes = [substitute_bytes((m.rows, m.cols), forms[m.name] or "") for m in low]
         assert made.substituted_bytes == sum(sizes)
+        assert {*placement.raised} <= {m.layer for m in low if m != shape.head}
         assert placement.tree_budget == made.width * made.depth > 0
     assert claims.get("resident weights", 0) == made.resident_bytes
     low_bit = claims.get("substitutes", 0) + claims.get("low-bit head", 0)
@@ -160,6 +164,9 @@ def check(shape: ModelShape, made: Plan) -> None:
     if shape.head in resident:
         assert placement.head_rows == shape.vocab
     assert 1 <= placement.head_rows <= shape.vocab
+    if placement.raised:
+        assert (placement.substitute, placement.finer) in PAIRS
+        assert placement.raised == tuple(sorted({*placement.raised}))
     assert made.tokens_per_s > 0
     assert made.reasons or made.step != "plain"
 
@@ -438,25 +445,42 @@ shapes = st.builds(
     tied=st.booleans(),
 )
 links = st.floats(0.01, 50.0)
+sensitivities = st.none() | st.lists(st.floats(0.0, 9.0), min_size=5, max_size=5)
+"""Of the layers of any of these shapes, and some more."""
 quick = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
+def of(shape: ModelShape, costs: list[float] | None) -> list[float] | None:
+    return None if costs is None else costs[: len(shape.layers)]
+
+
 @quick
-@given(shapes, links, st.integers(8, 300), st.integers(1, 4), st.floats(0.0, 1.5))
+@given(shapes, links, st.integers(8, 300), st.integers(1, 4), st.floats(0.0, 1.5), sensitivities)
 def test_claims_fit_any_budget(
-    shape: ModelShape, link: float, context: int, sessions: int, share: float
+    shape: ModelShape,
+    link: float,
+    context: int,
+    sessions: int,
+    share: float,
+    costs: list[float] | None,
 ) -> None:
     asked = {"context": context, "sessions": sessions, "allowances": BARE}
     smallest = smallest_budget(shape, **asked)  # type: ignore[arg-type]
     weights = sum(m.elements for m in matrices(shape)) * shape.compute_itemsize
     budget = smallest + int(share * weights)
-    check(shape, plan(shape, budget, link, **asked))  # type: ignore[arg-type]
+    check(shape, plan(shape, budget, link, sensitivity=of(shape, costs), **asked))  # type: ignore[arg-type]
     with pytest.raises(BudgetError):
         plan(shape, smallest - 1, link, **asked)  # type: ignore[arg-type]
 
 
 @quick
-@given(shapes, links, st.integers(1, 2), st.lists(st.floats(0.0, 1.5), min_size=2, max_size=5))
+@given(
+    shapes,
+    links,
+    st.integers(1, 2),
+    st.lists(st.floats(0.0, 1.5), min_size=2, max_size=5),
+    sensitivities,
+)
 @example(
     # A budget that holds everything, where streaming a part was predicted to be faster.
     model(
@@ -465,12 +489,18 @@ def test_claims_fit_any_budget(
     1.0,
     1,
     [0.5, 0.953125],
+    None,
 )
 def test_more_memory_never_predicts_slower(
-    shape: ModelShape, link: float, sessions: int, shares: list[float]
+    shape: ModelShape,
+    link: float,
+    sessions: int,
+    shares: list[float],
+    costs: list[float] | None,
 ) -> None:
     asked = {"context": 64, "sessions": sessions, "allowances": BARE}
     smallest = smallest_budget(shape, **asked)  # type: ignore[arg-type]
+    asked["sensitivity"] = of(shape, costs)
     weights = sum(m.elements for m in matrices(shape)) * shape.compute_itemsize
     rates = [
         plan(shape, smallest + int(share * weights), link, **asked).tokens_per_s  # type: ignore[arg-type]
@@ -488,14 +518,17 @@ def singles(span: Span) -> Iterator[Span]:
 
 
 @quick
-@given(shapes, st.sampled_from(FORMS), links, st.floats(0.0, 1.2), st.booleans())
+@given(shapes, st.data(), links, st.floats(0.0, 1.2), st.booleans())
 def test_the_search_finds_what_scoring_every_candidate_would(
-    shape: ModelShape, form: str | None, link: float, share: float, ahead: bool
+    shape: ModelShape, data: st.DataObject, link: float, share: float, ahead: bool
 ) -> None:
     allowances = Allowances(workspace_bytes=0, ahead_rows=32 if ahead else 0, slots=(3, 1, 2))
     job = Job(canonical(shape), 64, 1, allowances)
+    mixed = [*mixtures(job.shape, [1.0, 4.0, 2.0, 5.0, 3.0][: len(shape.layers)])]
+    form = data.draw(st.sampled_from([*FORMS, *mixed]))
     weights = sum(m.elements for m in matrices(shape)) * shape.compute_itemsize
-    budget = smallest(job, (form,)) + int(share * weights)
+    least = form.base if isinstance(form, Mixture) else form
+    budget = smallest(job, (least,)) + int(share * weights)
     predictor = Predictor(job.shape, allowances, Compute(), link, 64, 1)
     spans = list(streaming(job, form))
     every = sorted((one for span in spans for one in singles(span)), key=lambda one: one.place)
@@ -553,6 +586,86 @@ def test_order_does_not_matter(shape: ModelShape, share: float, shuffled: random
     made = plan(shape, budget, 1.0, context=64, allowances=BARE)
     assert plan(other, budget, 1.0, context=64, allowances=BARE) == made
     assert plan(shape, budget, 1.0, context=64, allowances=BARE) == made
+    costs = [3.0, 1.0, 4.0, 1.0, 5.0][: len(layers)]
+    made, again = (
+        plan(one, budget, 1.0, context=64, allowances=BARE, sensitivity=costs)
+        for one in (shape, other)
+    )
+    assert made == again
+
+
+# --- Substitutes in two formats ---
+
+UNEVEN = [9.0 if layer in (2, 7, 20) else 1.0 for layer in range(30)]
+
+
+def test_between_two_formats_the_most_sensitive_layers_have_the_finer_one() -> None:
+    made = plan(smollm2(), 220 * MIB, 1.0, context=1024, sensitivity=UNEVEN)
+    check(smollm2(), made)
+    placement, one = made.placement, plan(smollm2(), 220 * MIB, 1.0, context=1024)
+    assert (one.placement.substitute, one.placement.finer, one.placement.raised) == (
+        "int4",
+        None,
+        (),
+    )
+    assert (placement.substitute, placement.finer) == ("int4", "int6")
+    assert {2, 7, 20} < {*placement.raised} and made.step == "substitutes"
+    assert made.tokens_per_s > 1.05 * one.tokens_per_s
+    assert made.tokens_per_round > one.tokens_per_round
+    first, *_, last = made.reasons
+    assert first.startswith("int4 and int6 substitutes: ")
+    assert last.startswith("against ") and "int4 " in last and "mixed" not in last
+    (way,) = (note for note in made.assumptions if "of the way from int4 to int6" in note)
+    assert f"most sensitive {len(placement.raised)} of 30 layers" in way
+
+
+def test_finer_substitutes_are_for_nothing_where_no_layer_is_sensitive() -> None:
+    asked = {"budget": 220 * MIB, "link_gbps": 1.0, "context": 1024}
+    assert plan(smollm2(), sensitivity=[0.0] * 30, **asked) == plan(smollm2(), **asked)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("substitute", [*FORMATS, LOOKUP, "none"])
+@pytest.mark.parametrize("budget", [180, 220, 250])
+def test_what_was_asked_for_is_not_mixed(substitute: str, budget: int) -> None:
+    asked = {"link_gbps": 1.0, "context": 1024, "substitute": substitute}
+    made = plan(smollm2(), budget * MIB, sensitivity=UNEVEN, **asked)  # type: ignore[arg-type]
+    assert made == plan(smollm2(), budget * MIB, **asked)  # type: ignore[arg-type]
+    assert made.placement.finer is None and not made.placement.raised
+
+
+def test_a_layer_that_stays_has_no_substitutes_to_be_finer() -> None:
+    """Unless those of resident matrices have as well."""
+    job = Job(canonical(model(layers=4)), 64, 1, BARE)
+    mixture = [*mixtures(job.shape, [1.0, 4.0, 2.0, 3.0])][1]
+    assert mixture.raised == (1, 3)
+    found = set[tuple[tuple[int, ...], bool]]()
+    for span in streaming(job, mixture):
+        for one in singles(span):
+            candidate = one.ideal(1 << 40)
+            assert candidate is not None
+            made = placement(candidate)
+            streams = {m.layer for m in job.shape.matrices() if m.name not in made.resident}
+            left = tuple(layer for layer in (1, 3) if made.low_resident or layer in streams)
+            assert (made.raised, made.finer) == (left, mixture.finer)
+            found.add((left, made.low_resident))
+    assert found == {((1, 3), True), ((1, 3), False), ((3,), False), ((), False)}
+
+
+@quick
+@given(shapes, links, st.floats(0.0, 1.5), st.lists(st.floats(0.0, 9.0), min_size=5, max_size=5))
+def test_a_mixture_is_never_predicted_to_be_slower(
+    shape: ModelShape, link: float, share: float, costs: list[float]
+) -> None:
+    """Than the best plan of one format; and where it is no faster there is none."""
+    asked = {"context": 64, "allowances": BARE}
+    weights = sum(m.elements for m in matrices(shape)) * shape.compute_itemsize
+    budget = smallest_budget(shape, **asked) + int(share * weights)  # type: ignore[arg-type]
+    one = plan(shape, budget, link, **asked)  # type: ignore[arg-type]
+    made = plan(shape, budget, link, sensitivity=of(shape, costs), **asked)  # type: ignore[arg-type]
+    check(shape, made)
+    assert made.tokens_per_s >= one.tokens_per_s
+    assert made.plain_tokens_per_s == one.plain_tokens_per_s
+    assert made == one or made.tokens_per_s > one.tokens_per_s
 
 
 def specs(shape: ModelShape, shard: int, start: int) -> dict[str, TensorSpec]:
@@ -612,7 +725,15 @@ def test_a_cap_keeps_the_largest_matrices() -> None:
 def test_planning_needs_no_torch() -> None:
     """`paceline plan --help` and plans by the hundred stay quick."""
     root = Path(__file__).parents[2]
-    for name in ("planner", "candidates", "reasons", "claims", "residency", "predictions"):
+    for name in (
+        "planner",
+        "candidates",
+        "reasons",
+        "claims",
+        "residency",
+        "predictions",
+        "mixtures",
+    ):
         text = (root / "pipeline" / f"{name}.py").read_text()
         assert "import torch" not in text
 

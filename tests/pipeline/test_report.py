@@ -138,6 +138,14 @@ def test_a_plan_by_layers_and_bytes() -> None:
     assert "low-bit head" not in found, "counted with the substitutes"
 
 
+def test_a_plan_in_two_formats() -> None:
+    made = made_plan()
+    placement = msgspec.structs.replace(made.placement, finer="int6", raised=(1, 3))
+    found = rows(plan_table(msgspec.structs.replace(made, placement=placement), made_shape()))
+    assert found["substitutes (int4, int6 in 2 of 4 layers, head int6)"] == ["device", "4", "2.0"]
+    assert not any("None" in name for name in found)
+
+
 def test_a_plan_without_substitutes() -> None:
     found = rows(plan_table(made_plan(["0.a", "0.b"], form=None), made_shape()))
     assert found["resident weights"][1] == "1"

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from pipeline.mixtures import PAIRS
 from stages import compiled_layers, draft_stack, weights
 from stages.compiled import COMPILED, compiled_part
 from stages.compiled_layers import _LAYER, CompiledLayers
@@ -38,11 +39,15 @@ class Bench:
         monkeypatch: pytest.MonkeyPatch,
         resident: str = "",
         form: str = "int4",
+        finer: str | None = None,
     ) -> None:
+        """`finer`: the second layer's format."""
         self.opened, self.device = OpenedModel(directory), CpuDevice()
         shape = self.opened.shape
         kept = tuple(m.name for m in shape.matrices() if resident and resident in m.name)
-        placement = Placement(kept, form, 2, 0, 64, 64, 1, 12, 16)
+        placement = Placement(
+            kept, form, 2, 0, 64, 64, 1, 12, 16, finer=finer, raised=(1,) if finer else ()
+        )
         with monkeypatch.context() as patch:
             # Fitted to these inputs, whose columns differ a lot, more codes would tip over.
             patch.setattr(weights, "quantize", lambda *given: quantize(*given[:3]))
@@ -258,6 +263,17 @@ def test_other_formats_are_taken_too(
 ) -> None:
     bench = Bench(directory, monkeypatch, form=form)
     assert bench.ours.compiled
+    assert_close(steps(bench, 100), 0.5)
+
+
+@needed
+@pytest.mark.parametrize(("form", "finer"), PAIRS)
+@pytest.mark.parametrize("directory", ["llama"], indirect=True)
+def test_layers_in_two_formats_are_one_call(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, form: str, finer: str
+) -> None:
+    bench = Bench(directory, monkeypatch, form=form, finer=finer)
+    assert bench.ours.compiled and len(bench.ours._parts) == 1
     assert_close(steps(bench, 100), 0.5)
 
 

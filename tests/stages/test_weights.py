@@ -142,6 +142,30 @@ def test_substitutes_are_fitted_to_what_comes_in(model: Path, keep: str | None, 
             assert not torch.equal(right, even)
 
 
+@pytest.mark.parametrize("keep", [None, "", "mlp", "layers.2."])
+@pytest.mark.parametrize("low", [False, True])
+@pytest.mark.parametrize(("form", "finer"), [("int3", "int4"), ("int6", "int8")])
+def test_layers_that_are_raised_have_their_own_in_the_finer_format(
+    model: Path, keep: str | None, low: bool, form: str, finer: str
+) -> None:
+    """To the bit what they are where all are in it; the head and all others are as without."""
+    kind = {"keep": keep, "low_resident": low}
+    with (
+        loaded(model, substitute=form, finer=finer, raised=(1, 2), **kind) as mixed,
+        loaded(model, substitute=form, **kind) as base,
+        loaded(model, substitute=finer, **kind) as fine,
+    ):
+        found = mixed.weights.substitutes
+        assert mixed.weights.form == form
+        assert found.keys() == base.weights.substitutes.keys()
+        layers = {m.name: m.layer for m in every(mixed.shape)}
+        for names, substitute in found.items():
+            right = fine if layers[names[0]] in (1, 2) else base
+            assert substitute.nbytes == right.weights.substitutes[names].nbytes
+            expected = right.weights.substitutes[names].dequantize()
+            assert torch.equal(substitute.dequantize(), expected)
+
+
 def test_a_layer_that_is_read_in_full_is_given_back(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
