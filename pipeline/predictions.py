@@ -23,16 +23,16 @@ from pipeline.ladder import Rung
 from pipeline.mixtures import Form, rate_of, yield_of
 from stages.shapes import ModelShape
 
-YIELD = {"int4": 1.7, "int8": 3.0, "nf4": 1.6, "int6": 2.6, "int3": 0.86, "int2": 0.16}
+YIELD = {"int4": 1.7, "int8": 3.0, "nf4": 1.6, "int6": 2.6, "int3": 0.86, "int2": 0.32}
 """By substitute format: a tree of n nodes yields 1 + y * log2(1 + n / 2) tokens a round. Of five
 answers of 96 tokens by SmolLM2-135M at temperature 0 behind a link so slow (0.1 GB/s) that all 64
 nodes were sent: 9.5 with int4, 16.4 with int8, 8.9 with nf4, 14.2 with int6 (17.1 with 96 nodes),
-5.3 with int3; with int2 1.8 from `tools.bench tree`."""
+5.3 with int3. With int2 2.5 of 19 nodes, in 12 answers within 140 MiB (`tools.bench budgets`)."""
 
 NODES_A_STEP = 3.6
 """Nodes that a step of at most 4 runs on average."""
 
-KEPT_AHEAD = 0.45
+KEPT_AHEAD = 0.25
 """Share of rounds whose tree was drafted while the one before was verified, and kept."""
 
 WHOLE = 0.25
@@ -60,7 +60,8 @@ class Compute(msgspec.Struct, frozen=True):
     floating-point operations a second of a product of many rows; low_gbps: GB/s of substitute
     bytes by format, in a product of up to `flat_rows` rows (beyond, time grows with the rows);
     layer_s, draft_layer_s: seconds that a layer of a sweep or of a draft step takes besides its
-    products.
+    products; draft_s: those of a draft step besides its layers (choosing what to draft, the scores
+    of what may follow, and the way from one thread to the other and back).
     """
 
     memory_gbps: float = 15.0
@@ -78,6 +79,7 @@ class Compute(msgspec.Struct, frozen=True):
     flat_rows: int = 4
     layer_s: float = 3e-4
     draft_layer_s: float = 3e-4
+    draft_s: float = 0.0
     measured: bool = False
 
     def draft_step_s(
@@ -86,7 +88,8 @@ class Compute(msgspec.Struct, frozen=True):
         """Seconds to pass `rows` draft rows through all layers and the head."""
         low = substitute_bytes / (rate_of(form, self.low_gbps) * 1e9)
         full = full_bytes / (self.memory_gbps * 1e9)
-        return low * max(1.0, rows / self.flat_rows) + full + layers * self.draft_layer_s
+        others = layers * self.draft_layer_s + self.draft_s
+        return low * max(1.0, rows / self.flat_rows) + full + others
 
 
 class Prediction(NamedTuple):

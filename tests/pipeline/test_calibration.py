@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from pipeline import calibration, preparation
-from pipeline.calibration import COMPILED_LAYER_S, KEPT_S, LEAST_WEIGHTS, calibrated
+from pipeline.calibration import COMPILED_LAYER_S, DRAFT_S, KEPT_S, LEAST_WEIGHTS, calibrated
 from pipeline.predictions import Compute
 from pipeline.preparation import look
 from pipeline.settings import Settings
@@ -74,6 +74,7 @@ def test_what_was_measured_is_what_is_planned_with(measured: Measured) -> None:
     assert found.measured and not usual.measured
     assert (found.memory_gbps, found.gflops) == (7.0, 42.0)
     assert found.low_gbps == usual.low_gbps | RATES.low_gbps, "what was not measured is as usual"
+    assert found.draft_s == DRAFT_S > usual.draft_s
     assert (found.flat_rows, found.layer_s) == (usual.flat_rows, usual.layer_s)
 
 

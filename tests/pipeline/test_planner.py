@@ -308,7 +308,7 @@ def test_a_format_that_does_not_fit_leaves_lookup() -> None:
 @pytest.mark.parametrize("shape", [smollm2(), llama_2_7b()], ids=["smollm2", "llama"])
 def test_fewer_bits_come_before_no_drafts(shape: ModelShape) -> None:
     """A byte below the smallest plan of a format the next one is taken, and the plan says why."""
-    forms = ("int4", "int3")  # int2's drafts are hardly better than what is looked up for nothing
+    forms = ("int4", "int3", "int2")
     rates = []
     for form, fewer in zip(forms, (*forms[1:], None), strict=True):
         least = smallest_budget(shape, context=1024, substitute=form, allow_plain=False)

@@ -18,7 +18,7 @@ from pipeline.residency import canonical, caps, climb
 from stages.formats import FORMATS, head_format, substitute_bytes
 from tests.pipeline.test_planner import smollm2
 
-COMPUTE = Compute()
+COMPUTE = Compute(draft_s=1e-3)
 FORMS = (*FORMATS, LOOKUP, None)
 SHAPE = canonical(smollm2())
 QUICK = settings(max_examples=40)
@@ -126,7 +126,7 @@ def test_with_substitutes_of_what_is_resident_a_step_reads_no_full_weights(form:
     assert alone_s - steps[0] == pytest.approx((full_s - low_s) / 1e9)
 
 
-RATES = ("memory_gbps", "gflops", "low_gbps", "layer_s", "draft_layer_s")
+RATES = ("memory_gbps", "gflops", "low_gbps", "layer_s", "draft_layer_s", "draft_s")
 
 
 def faster(compute: Compute, what: str, times: float) -> Compute:

@@ -14,6 +14,7 @@ import torch
 from pipeline import preparation, sensitivities
 from pipeline.calibration import LEAST_WEIGHTS
 from pipeline.planner import Plan, plan
+from pipeline.predictions import Compute
 from pipeline.preparation import Prepared, look, prepare
 from pipeline.sensitivities import Sensitivities
 from pipeline.settings import Settings
@@ -33,7 +34,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, and models that are never too small."""
+    """An empty cache, models that are never too small, and drafts that pay: all plans have some."""
+    quick = Compute(draft_layer_s=0.0)
+    monkeypatch.setattr(preparation, "calibrated", lambda *_: quick)
     monkeypatch.setenv("PACELINE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(sensitivities, "LEAST_WEIGHTS", 1)
     return tmp_path / "cache"
