@@ -26,7 +26,7 @@ LEAST_WEIGHTS = 20_000_000
 COMPILED_LAYER_S = 4e-5
 """A draft layer besides its products, where the compiled part runs it (some hundred rows of KV)."""
 DRAFT_S = 1.3e-3
-"""A draft step besides its layers, with a vocabulary of 49,000. Of a small model it is much less."""
+"""A draft step besides its layers, with a vocabulary of 49,000; of a small model it is far less."""
 KEPT_S = 24 * 3600
 """Seconds that figures are kept: the machine may have been busy when they were measured."""
 _VERSION = 3
